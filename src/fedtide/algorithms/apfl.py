@@ -47,7 +47,18 @@ from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
+from fedtide.learn import (
+    SGD,
+    LocalTrainer,
+    ModelByBatch,
+    Server,
+    Steps,
+    Stepwise,
+    Task,
+    Weighting,
+    answer_update,
+    mean_loss,
+)
 from fedtide.learn.by_batch import BY_BATCH
 from fedtide.learn.local import Batch, refuse_terms
 from fedtide.personal import OWN_MODELS, by_own_weights
@@ -81,12 +92,13 @@ def apfl(
     by_itself, mixes = replace(local, proximal=0), variant == "pfllib"
     step = step_as_pfllib if mixes else step_as_printed
 
-    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         v, a = (w, alpha) if memory is None else (memory["own"], memory["alpha"])
         shared, personal = ModelByBatch(task, local, w, moment), ModelByBatch(task, by_itself, v, moment)
         seen = []
         for batch in local.batches(task, task.loss, shard, moment, rng):
-            value, steep = step(shared, personal, batch, a)
+            value, steep = yield from step(shared, personal, batch, a)
             if adaptive:
                 a = min(max(a - shared.rate * steep, 0.0), 1.0)
             seen.append((value, batch.labels))
@@ -102,20 +114,22 @@ def apfl(
     return build_method("apfl", task, local, server, cohort, train, predict=predict, **traits)
 
 
-def step_as_printed(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> tuple[Tensor, float]:
+def step_as_printed(
+    shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float
+) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as Algorithm 1 does; return the loss of `w_i` and the gradient of its share."""
-    value, g = shared.gradient(batch)
+    value, g = yield shared.ask(batch)
     difference = torch._foreach_sub(personal.values, shared.values)
-    _, slope = personal.gradient(batch, torch._foreach_lerp(shared.values, personal.values, a))  # grad f_i(m)
+    _, slope = yield personal.ask(batch, torch._foreach_lerp(shared.values, personal.values, a))  # grad f_i(m)
     shared.step(g)
     personal.step(torch._foreach_mul(slope, a))
     return value, inner(difference, slope)
 
 
-def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> tuple[Tensor, float]:
+def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as PFLlib does; return the loss of `w_i` and the gradient of its share."""
-    value, g = shared.gradient(batch)
-    _, h = personal.gradient(batch)
+    value, g = yield shared.ask(batch)
+    _, h = yield personal.ask(batch)
     shared.step(g)
     personal.step(h)
     difference = torch._foreach_sub(personal.values, shared.values)

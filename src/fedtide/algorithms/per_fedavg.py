@@ -43,7 +43,18 @@ from fedtide.core.base import Algorithm, Answer, Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.weights import add, sub
 from fedtide.fields.types import ForWeights, NonNegative
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
+from fedtide.learn import (
+    SGD,
+    LocalTrainer,
+    ModelByBatch,
+    Server,
+    Steps,
+    Stepwise,
+    Task,
+    Weighting,
+    answer_update,
+    mean_loss,
+)
 from fedtide.learn.by_batch import BY_BATCH
 from fedtide.learn.local import gradient_step, refuse_terms
 from fedtide.personal import by_own_weights
@@ -67,7 +78,8 @@ def per_fedavg(
     """
     refuse_terms(local, BY_BATCH)
 
-    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         model, fewest = ModelByBatch(task, local, w, moment), 2 if task.scratch.needs_pairs else 1
         seen = []
         for batch in local.batches(task, task.loss, shard, moment, rng):
@@ -75,8 +87,8 @@ def per_fedavg(
             first, second = (
                 (batch, batch) if half < fewest else (batch.pick(slice(half)), batch.pick(slice(half, None)))
             )
-            _, gradient = model.gradient(first)
-            value, gradient = model.gradient(second, torch._foreach_add(model.values, gradient, alpha=-alpha))
+            _, gradient = yield model.ask(first)
+            value, gradient = yield model.ask(second, torch._foreach_add(model.values, gradient, alpha=-alpha))
             model.step(gradient)
             seen.append((value, second.labels))
         if not model.steps:

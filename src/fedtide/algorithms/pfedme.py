@@ -44,9 +44,21 @@ from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import ForWeights, Positive, StepCount
-from fedtide.learn import SGD, LocalTrainer, ModelByBatch, Server, Task, Weighting, answer_update, mean_loss
+from fedtide.learn import (
+    SGD,
+    LocalTrainer,
+    ModelByBatch,
+    Server,
+    Steps,
+    Stepwise,
+    Task,
+    Weighting,
+    answer_update,
+    mean_loss,
+)
 from fedtide.learn.device import to_cpu
 from fedtide.learn.local import refuse_all_but_sgd
+from fedtide.learn.terms import Proximal
 from fedtide.personal import OWN_MODELS, by_own_weights
 
 
@@ -77,18 +89,20 @@ def pfedme(
     refuse_all_but_sgd(local, "the copy moves towards the client's own model")
     inner = replace(local, lr=inner_lr)
 
-    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         theta = ModelByBatch(task, inner, w, moment)
         w_i, rate = [value.clone() for value in theta.values], lam * local.lr * local.lr_schedule(moment)
         seen = []
         for batch in local.batches(task, task.loss, shard, moment, rng):
             for number in range(inner_steps):
-                value, gradient = theta.gradient(batch)
-                pull = torch._foreach_mul(torch._foreach_sub(theta.values, w_i), lam)
-                theta.step(torch._foreach_add(gradient, pull))
+                value, gradient = yield theta.ask(batch)
+                pull = Proximal(lam)(theta.values, w_i)
+                torch._foreach_add_(pull, gradient)
+                theta.step(pull)
                 if not number:
                     seen.append((value, batch.labels))
-            torch._foreach_sub_(w_i, torch._foreach_mul(torch._foreach_sub(w_i, theta.values), rate))
+            torch._foreach_sub_(w_i, Proximal(rate)(w_i, theta.values))
         if not theta.steps:
             return None
         personal = theta.trained()

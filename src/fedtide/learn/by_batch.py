@@ -3,9 +3,12 @@
 `LocalTrainer` trains one model to the end. APFL, pFedMe and Per-FedAvg take a gradient at one point and a step from
 another, on the same batch. FedALA takes gradients of a few layers, at points that it mixes. Their models have storage
 of their own here, because a task has one module.
+
+A work in steps yields `ModelByBatch.ask`: the gradients of several clients are then computed together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,13 +16,17 @@ from torch import Tensor
 from fedtide.core.base import Moment, Weights
 from fedtide.core.trees import map_leaves
 from fedtide.learn.device import read, to_cpu
+from fedtide.learn.fast.stacks import LayerStack, stack_copies
 from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip, refuse_terms
+from fedtide.learn.losses import known_part
 from fedtide.learn.task import Task
 
 Seen = list[tuple[Tensor, int]]
 """Mean loss of each batch, and the number of its labels."""
 BY_BATCH = "the method takes steps of its own"
 """Why such methods refuse terms of the loss."""
+STACK_BYTES = 8 * 2**20
+"""Bytes of models whose gradients are computed together, which is what a processor's last cache holds."""
 
 
 class ModelByBatch:
@@ -58,6 +65,7 @@ class ModelByBatch:
         self.steps = 0
         self._terms = local.gradient_terms(None)
         self._received = [value.clone() for value in self.values] if self._terms else []
+        self._changes = bool(self._terms) or local.max_grad_norm is not None or local.weight_decay > 0
         self._optimizer = LocalOptimizer(local, self.rate, self.values)
 
     def gradient(
@@ -79,9 +87,14 @@ class ModelByBatch:
             buffer.copy_(scratch.buffers[name])
         return value.clone(), [leaf.clone() for leaf in gradient]
 
+    def ask(self, batch: Batch, at: Sequence[Tensor] | None = None) -> "Gradient":
+        """Return the request for `gradient`, of a work in steps."""
+        stack = _stack_for(self.task, batch)
+        return Gradient(self, batch, at) if stack is None else StackedGradient(self, batch, at, stack)
+
     def step(self, gradient: Sequence[Tensor]) -> None:
-        """Take a step along a gradient."""
-        gradient = [leaf.clone() for leaf in gradient]
+        """Take a step along a gradient, which is left unchanged."""
+        gradient = [leaf.clone() for leaf in gradient] if self._changes else list(gradient)
         for term in self._terms:
             torch._foreach_add_(gradient, term(self.values, self._received))
         if self.local.max_grad_norm is not None:
@@ -93,6 +106,65 @@ class ModelByBatch:
         """Return the weights now, on the CPU."""
         after: Weights = map_leaves(to_cpu, self.weights)
         return after
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """Loss and gradient of a batch: what `ModelByBatch.gradient` is called with."""
+
+    model: ModelByBatch
+    batch: Batch
+    at: Sequence[Tensor] | None
+
+    @property
+    def key(self) -> Hashable:
+        """The task, and the shape of the batch."""
+        return type(self), id(self.model.task), self.batch.x.shape
+
+    def run_single(self) -> tuple[Tensor, list[Tensor]]:
+        """Compute it for one client."""
+        return self.model.gradient(self.batch, self.at)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedGradient(Gradient):
+    """Loss and gradient of a batch, for a model whose copies pass side by side."""
+
+    stack: LayerStack
+
+    def run_batched(self, others: Sequence["StackedGradient"]) -> list[tuple[Tensor, list[Tensor]]]:
+        """Compute it for several clients, of batches of one shape; `others` has this one, too."""
+        most = max(STACK_BYTES // sum(value.nbytes for value in self.model.values), 1)
+        parts = [others[first : first + most] for first in range(0, len(others), most)]
+        return [result for part in parts for result in self._side_by_side(part)]
+
+    def _side_by_side(self, others: Sequence["StackedGradient"]) -> list[tuple[Tensor, list[Tensor]]]:
+        names, loss = self.model.task.scratch.names, self.model.task.loss
+        points = [other.model.weights.params if other.at is None else dict(zip(names, other.at, strict=True))
+                  for other in others]  # fmt: skip
+        batches = [other.batch for other in others]
+        self.stack.load(self.stack.starts([Weights(point, self.model.weights.buffers) for point in points]))
+        x, y = (torch.stack([getattr(batch, name) for batch in batches]) for name in "xy")
+        context = loss.stacked([batch.shared for batch in batches])
+        if self.batch.columns:
+            context = (context, *map(torch.stack, zip(*(batch.columns for batch in batches), strict=True)))
+        share = x.new_full(y.shape, 1 / y.shape[1])
+        gradient, values, _ = self.stack.gradient([], [], x, y, share, None, context)
+        named = {name: leaf.clone() for name, leaf in self.stack.named(gradient).items()}
+        return [(value, [named[name][k] for name in names]) for k, value in enumerate(values)]
+
+
+def _stack_for(task: Task, batch: Batch) -> LayerStack | None:
+    """Return a stack for gradients of several clients; None if the model, its loss or the labels need autograd."""
+    y, shape, stacks = batch.y, tuple(batch.x.shape[1:]), task.scratch.loss_stacks
+    masked = any(column.dtype == torch.bool for column in batch.columns)  # a mask is for steps of sequences
+    if y.dim() != 1 or y.dtype != torch.int64 or batch.x.dtype != task.dtype or masked:
+        return None
+    if shape not in stacks:
+        suits = not task.bfloat and known_part(task.loss, "graded") is not None
+        stack = stack_copies(task.scratch, task.loss, shape) if suits else None
+        stacks[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
+    return stacks[shape]
 
 
 def mean_loss(seen: Seen) -> float:
