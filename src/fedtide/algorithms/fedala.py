@@ -75,7 +75,7 @@ def fedala(
     names = last_layers(task, layers, "layers")
     one_pass = replace(local, epochs=1, local_steps=None, augment=(), terms=())
 
-    def learn(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def learn(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Any]:
         """Return the memory with weights of the mix after one pass, or at first after several."""
         if memory is None or not names or not len(shard):
             return memory
@@ -89,7 +89,7 @@ def fedala(
             seen = []
             for batch in one_pass.batches(task, task.loss, rows, replace(moment, part=None), rng.at(number)):
                 at = {**model.weights.params, **dict(zip(names, torch._foreach_addcmul(old, gap, mix), strict=True))}
-                value, gradient = model.gradient(batch, list(at.values()), names)
+                value, gradient = yield model.ask(batch, list(at.values()), names)
                 mix = [(m - eta * g * d).clamp(0, 1) for m, g, d in zip(mix, gradient, gap, strict=True)]
                 seen.append((value, batch.labels))
             losses.append(mean_loss(seen))
@@ -99,7 +99,7 @@ def fedala(
 
     @Stepwise
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        memory = learn(w, memory, shard, moment, rng.at("mix"))
+        memory = yield from learn(w, memory, shard, moment, rng.at("mix"))
         fitted = yield Train(task, local, start_of(w, memory), shard, moment, rng)
         if not fitted.steps:
             return None
@@ -107,8 +107,9 @@ def fedala(
         next_memory = {"own": last, "mix": None if memory is None else memory["mix"]}
         return answer_update(sub(fitted.weights, w), fitted.loss, shard, weighting, next_memory)
 
-    def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        return Answer({}, memory=learn(w, memory, shard, moment, rng.at("mix")))
+    @Stepwise
+    def adapt(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        return Answer({}, memory=(yield from learn(w, memory, shard, moment, rng.at("mix"))))
 
     traits: dict[str, Any] = {"keeps": 2, "refuses": OWN_MODELS}
     traits["trained"] = lambda rows: local.samples(rows) + share * rows * bool(names)

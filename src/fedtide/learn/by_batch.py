@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtide.core.base import Moment, Weights
 from fedtide.core.trees import map_leaves
 from fedtide.learn.device import read, to_cpu
+from fedtide.learn.fast.layers import has_wide
 from fedtide.learn.fast.stacks import LayerStack, stack_copies
 from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip, refuse_terms
 from fedtide.learn.losses import known_part
@@ -82,15 +83,21 @@ class ModelByBatch:
         params = self.weights.params if at is None else dict(zip(scratch.names, at, strict=True))
         scratch.load(Weights(params, self.weights.buffers), train=True)
         context = (batch.x, batch.y, batch.shared, batch.columns)
-        value, gradient = self.task.differentiate(loss, *context, names=names)
+        if names is not None and _whole_stack(self.task, batch) is not None:  # without autograd all take no longer
+            value, every = self.task.differentiate(loss, *context)
+            gradient = _pick(every, scratch.names, names)
+        else:
+            value, gradient = self.task.differentiate(loss, *context, names=names)
         for name, buffer in self.weights.buffers.items():
             buffer.copy_(scratch.buffers[name])
         return value.clone(), [leaf.clone() for leaf in gradient]
 
-    def ask(self, batch: Batch, at: Sequence[Tensor] | None = None) -> "Gradient":
+    def ask(
+        self, batch: Batch, at: Sequence[Tensor] | None = None, names: Sequence[str] | None = None
+    ) -> "Gradient":
         """Return the request for `gradient`, of a work in steps."""
-        stack = _stack_for(self.task, batch)
-        return Gradient(self, batch, at) if stack is None else StackedGradient(self, batch, at, stack)
+        stack = _stack_for(self.task, batch) if names is None else _whole_stack(self.task, batch)
+        return Gradient(self, batch, at, names) if stack is None else StackedGradient(self, batch, at, names, stack)
 
     def step(self, gradient: Sequence[Tensor]) -> None:
         """Take a step along a gradient, which is left unchanged."""
@@ -115,15 +122,16 @@ class Gradient:
     model: ModelByBatch
     batch: Batch
     at: Sequence[Tensor] | None
+    names: Sequence[str] | None
 
     @property
     def key(self) -> Hashable:
-        """The task, and the shape of the batch."""
-        return type(self), id(self.model.task), self.batch.x.shape
+        """The task, the shape of the batch, and the parameters."""
+        return type(self), id(self.model.task), self.batch.x.shape, self.names and tuple(self.names)
 
     def run_single(self) -> tuple[Tensor, list[Tensor]]:
         """Compute it for one client."""
-        return self.model.gradient(self.batch, self.at)
+        return self.model.gradient(self.batch, self.at, self.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +159,7 @@ class StackedGradient(Gradient):
         share = x.new_full(y.shape, 1 / y.shape[1])
         gradient, values, _ = self.stack.gradient([], [], x, y, share, None, context)
         named = {name: leaf.clone() for name, leaf in self.stack.named(gradient).items()}
-        return [(value, [named[name][k] for name in names]) for k, value in enumerate(values)]
+        return [(value, [named[name][k] for name in self.names or names]) for k, value in enumerate(values)]
 
 
 def _stack_for(task: Task, batch: Batch) -> LayerStack | None:
@@ -165,6 +173,17 @@ def _stack_for(task: Task, batch: Batch) -> LayerStack | None:
         stack = stack_copies(task.scratch, task.loss, shape) if suits else None
         stacks[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
     return stacks[shape]
+
+
+def _whole_stack(task: Task, batch: Batch) -> LayerStack | None:
+    """Return the stack if the gradient of all layers takes no longer than autograd of a few."""
+    stack = _stack_for(task, batch)
+    return None if stack is None or has_wide(stack.layers) else stack
+
+
+def _pick(leaves: Sequence[Tensor], names: Sequence[str], some: Sequence[str]) -> list[Tensor]:
+    by_name = dict(zip(names, leaves, strict=True))
+    return [by_name[name] for name in some]
 
 
 def mean_loss(seen: Seen) -> float:
