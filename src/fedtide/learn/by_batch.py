@@ -92,9 +92,7 @@ class ModelByBatch:
             buffer.copy_(scratch.buffers[name])
         return value.clone(), [leaf.clone() for leaf in gradient]
 
-    def ask(
-        self, batch: Batch, at: Sequence[Tensor] | None = None, names: Sequence[str] | None = None
-    ) -> "Gradient":
+    def ask(self, batch: Batch, at: Sequence[Tensor] | None = None, names: Sequence[str] | None = None) -> "Gradient":
         """Return the request for `gradient`, of a work in steps."""
         stack = _stack_for(self.task, batch) if names is None else _whole_stack(self.task, batch)
         return Gradient(self, batch, at, names) if stack is None else StackedGradient(self, batch, at, names, stack)
