@@ -6,7 +6,7 @@ Payloads, answers, memory, server state: everything that is sent, summed or save
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +35,10 @@ def is_node(tree: Tree) -> bool:
     >>> is_node({"a": 1}), is_node(torch.zeros(2)), is_node(None)
     (True, False, False)
     """
-    return isinstance(tree, dict | list | tuple) or _fields_of(tree) is not None
+    kind = type(tree)
+    if kind is Tensor or kind is dict:  # most of all
+        return kind is dict
+    return isinstance(tree, dict | list | tuple) or _fields(kind) is not None
 
 
 def children(tree: Tree) -> list[tuple[str | int, Tree]]:
@@ -70,6 +73,14 @@ def map_leaves(
     """
     if (stop is not None and stop(tree)) or not is_node(tree):
         return function(tree, *others)
+    if type(tree) is dict and stop is None:  # weights, of which there are many: without the steps between
+        aligned = [other if type(other) is dict else dict(children(other)) for other in others]
+        return {
+            key: (function if type(child) is Tensor else partial(map_leaves, function))(
+                child, *(other[key] for other in aligned)
+            )
+            for key, child in tree.items()
+        }
     if not others:
         return rebuild(tree, [map_leaves(function, child, stop=stop) for _, child in children(tree)])
     aligned = [dict(children(other)) for other in others]
@@ -87,7 +98,13 @@ def leaves(tree: Tree) -> list[Any]:
     """
     if not is_node(tree):
         return [tree]
-    return [leaf for _, child in children(tree) for leaf in leaves(child)]
+    values: list[Any] = []
+    for child in tree.values() if type(tree) is dict else [child for _, child in children(tree)]:
+        if type(child) is Tensor:
+            values.append(child)
+        else:
+            values += leaves(child)
+    return values
 
 
 def size_in_bytes(tree: Tree) -> int:

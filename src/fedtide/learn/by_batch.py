@@ -85,7 +85,8 @@ class ModelByBatch:
         context = (batch.x, batch.y, batch.shared, batch.columns)
         if names is not None and _whole_stack(self.task, batch) is not None:  # without autograd all take no longer
             value, every = self.task.differentiate(loss, *context)
-            gradient = _pick(every, scratch.names, names)
+            by_name = dict(zip(scratch.names, every, strict=True))
+            gradient = [by_name[name] for name in names]
         else:
             value, gradient = self.task.differentiate(loss, *context, names=names)
         for name, buffer in self.weights.buffers.items():
@@ -177,11 +178,6 @@ def _whole_stack(task: Task, batch: Batch) -> LayerStack | None:
     """Return the stack if the gradient of all layers takes no longer than autograd of a few."""
     stack = _stack_for(task, batch)
     return None if stack is None or has_wide(stack.layers) else stack
-
-
-def _pick(leaves: Sequence[Tensor], names: Sequence[str], some: Sequence[str]) -> list[Tensor]:
-    by_name = dict(zip(names, leaves, strict=True))
-    return [by_name[name] for name in some]
 
 
 def mean_loss(seen: Seen) -> float:
