@@ -35,7 +35,7 @@ def is_node(tree: Tree) -> bool:
     >>> is_node({"a": 1}), is_node(torch.zeros(2)), is_node(None)
     (True, False, False)
     """
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind is Tensor or kind is dict:  # most of all
         return kind is dict
     return isinstance(tree, dict | list | tuple) or _fields(kind) is not None
