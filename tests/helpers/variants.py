@@ -45,7 +45,7 @@ def variants_of(algorithm: str) -> Mapping[str, Mapping[str, Any]]:
 def reductions_of(algorithm: str) -> Sequence[Reduction]:
     """Return the options with which an algorithm is another one.
 
-    >>> reductions_of("fedprox")
-    [Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, only='', tolerance=None)]
+    >>> reductions_of("fedprox")[0]
+    Reduction(options={'local': {'proximal': 0.0}}, to='fedavg', its={}, only='', tolerance=None)
     """
     return [Reduction(**table) for table in _tables("reductions.toml").get(algorithm, [])]
