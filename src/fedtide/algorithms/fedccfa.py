@@ -130,7 +130,7 @@ def fedccfa(
         after, fitted = yield from net.train_trunk(local, headed, term, shard, moment, rng)  # theta_i
         if not fitted.steps:
             return None
-        means, counts = class_means((yield net.features_of(after, shard.x)), shard.y, net.classes)  # a_i
+        means, counts = class_means(fitted.features, shard.y, net.classes)  # a_i
         classes = (counts > 0).to(means.dtype)
         old, had = net.no_means if memory is None else (memory["anchors"], memory["classes"])
         shown = {"head": net.head_of(after), "anchors": torch.where(classes[:, None] > 0, means, old)}

@@ -138,7 +138,7 @@ def fedpac(
         after, fitted = yield from net.train_trunk(local, headed, Pull(strength, target), shard, moment, rng)
         if not fitted.steps:
             return None
-        means, _ = class_means((yield net.features_of(after, shard.x)), shard.y, net.classes)
+        means, _ = class_means(fitted.features, shard.y, net.classes)
         update, head = sub(after, w), net.head_of(after)
         delta = Weighted(pick_layers(update, net.is_trunk), client_weight(shard, weighting))
         sums = {"features": Weighted(means * counts[:, None].to(means.dtype)), "counts": Weighted(counts)}

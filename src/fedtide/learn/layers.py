@@ -202,12 +202,19 @@ class Part:
         return cls(freeze_layers(task, is_frozen), is_frozen)
 
     def train(
-        self, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment, rng: Rng, loss: Any = None
+        self,
+        local: LocalTrainer,
+        weights: Weights,
+        shard: Shard,
+        moment: Moment,
+        rng: Rng,
+        loss: Any = None,
+        features: bool = False,
     ) -> Steps[tuple[Weights, Any]]:
         """Return all weights after training, by their usual names, and the result of the training.
 
-        `loss` is minimized; None is that of the task.
+        `loss` is minimized; None is that of the task. With `features` the result has those of the samples, too.
         """
         start = freeze_weights(weights, self.is_frozen)
-        fitted = yield Train(self.task, local, start, shard, moment, rng, loss=loss)
+        fitted = yield Train(self.task, local, start, shard, moment, rng, loss=loss, features=features)
         return detached(thaw_weights(fitted.weights, weights)), fitted

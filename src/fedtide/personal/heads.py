@@ -73,10 +73,13 @@ class Headed:
     def train_trunk(
         self, local: LocalTrainer, weights: Weights, term: LossTerm, shard: Shard, moment: Moment, rng: Rng
     ) -> Steps[tuple[Weights, Any]]:
-        """Return the model after training of its trunk alone, with a term of its features, and the result."""
+        """Return the model after training of its trunk alone, with a term of its features, and the result.
+
+        The result has the features of the samples after training.
+        """
         joined = join_models([weights], self.layer)
         loss = Summed.of(self.task.loss, [term], self.one, joined)
-        after, fitted = yield from self.trunk_part.train(local, joined, shard, moment, rng, loss)
+        after, fitted = yield from self.trunk_part.train(local, joined, shard, moment, rng, loss, features=True)
         return split_models(after, weights, self.layer, 1)[0], fitted
 
     def features_of(self, weights: Weights, x: Tensor) -> Features:
