@@ -1,19 +1,19 @@
-"""A second head, which each client keeps, beside that of all on the same features: the network and its two losses."""
+"""A second head, which each client keeps, beside that of all on the same features: its task and the two losses."""
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtide.core.base import Prediction, Shard, Weights
 from fedtide.core.weights import renamed, zeros_like
 from fedtide.learn import Task
 from fedtide.learn.layers import last_layer, pick_layers, put_layers
-from fedtide.learn.losses import WSM, Columns, mask_of, mean_of_each
+from fedtide.learn.losses import WSM, Columns, known_part, mask_of, mean_of_each
 from fedtide.models.branched import in_layer
+from fedtide.models.two_headed import TwoHeaded
 from fedtide.personal.own_models import by_own_weights
 
 
@@ -63,43 +63,6 @@ def place(name: str, layer: str) -> str:
     return f"model.{layer}.layer{name[len(layer) :]}" if layer else f"model.layer.{name}"
 
 
-class Noting(nn.Module):
-    """A layer that keeps its inputs until they are taken."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.features: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Any:
-        """Return the outputs of the layer."""
-        self.features = x
-        return self.layer(x)
-
-
-class TwoHeaded(nn.Module):
-    """A model, and beside its last layer G a head P of its own form on the same features."""
-
-    def __init__(self, model: nn.Module, layer: str) -> None:
-        super().__init__()
-        generic = model.get_submodule(layer)
-        noting = Noting(generic)
-        if layer:
-            parent, _, name = layer.rpartition(".")
-            setattr(model.get_submodule(parent), name, noting)
-        self.model, self.own = (model if layer else noting), copy.deepcopy(generic)
-        self._noting = [noting]  # in a list, so that it is not registered a second time
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of G and P side by side in training, and else their sum."""
-        generic, (noting,) = self.model(x), self._noting
-        features, noting.features = noting.features, None
-        if features is None:
-            raise RuntimeError("the last layer was not reached")
-        personal = self.own(features.detach())  # the loss of P does not reach the trunk
-        return torch.cat([generic, personal], -1) if self.training else generic + personal
-
-
 @dataclass(frozen=True)
 class TwoLosses:
     """The balanced softmax of G, and the loss of G + P, whose gradient reaches P alone.
@@ -125,6 +88,19 @@ class TwoLosses:
         generic, personal = outputs.chunk(2, -1)
         both = generic.detach() + personal
         return self.balanced.each(generic, y, shared[0], eps) + self.base.each(both, y, shared[1], eps)
+
+    @property
+    def graded(self) -> Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None:
+        """Return the function of losses and gradients by the logits of G and P; None without that of the base."""
+        base = known_part(self.base, "graded")
+
+        def both(outputs: Tensor, y: Tensor, shared: Any) -> tuple[Tensor, Tensor]:
+            generic, personal = outputs.chunk(2, -1)
+            balanced, by_generic = self.balanced.graded(generic, y, shared[0])
+            losses, by_sum = base(generic + personal, y, shared[1])
+            return balanced + losses, torch.cat([by_generic, by_sum], -1)
+
+        return None if base is None else both
 
     def stacked(self, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Stack the prepared values of several clients."""

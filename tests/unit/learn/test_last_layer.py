@@ -13,8 +13,8 @@ from fedtide.clusters.representation import Gradient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.layers import in_last_layer, last_layers, match_layers
+from fedtide.models.two_headed import TwoHeaded
 from fedtide.personal.client_networks import Networks
-from fedtide.personal.second_head import TwoHeaded
 
 EXAMPLE = torch.zeros(2, 4)
 

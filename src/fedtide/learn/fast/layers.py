@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedtide.learn.device import Scratch
 from fedtide.models.branched import Averaged, Branched, Branches
+from fedtide.models.two_headed import Noting, TwoHeaded
 
 
 class Room:
@@ -260,32 +261,31 @@ class Linear(Product):
 
     def __init__(self, name: str, layer: nn.Linear, first: bool, branches: Branches | None = None) -> None:
         super().__init__(name, layer, first)
-        self.branches = None if branches is None else len(branches.copies)
+        self.branches = self.copies = None if branches is None else len(branches.copies)
         if branches is not None:
             self.names = [f"{name}.{param}" for param, _ in branches.named_parameters()]
             self.shape = torch.Size((len(branches.copies) * self.shape[0], self.inputs))
+        self.passing = self.shape[0]  # outputs whose gradient goes back to the input: the first ones
         self.sizes = [tuple(self.shape), *([] if layer.bias is None else [(1, self.shape[0])])]
 
     def bind(self, copies: Sequence[Sequence[Tensor]], room: Room) -> list[tuple[Tensor, Tensor]]:
         """Take the weights of each copy from parameters that stay where they are; those of one layer are read there."""
-        if self.branches is not None or len(copies) > 1:
+        if self.copies is not None or len(copies) > 1:
             return super().bind(copies, room)
         self.bound, self.weights = True, [param[None] for param in self.layout(copies[0])]
         return []
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held: branches in one, and the bias with a dimension for the rows."""
-        kinds = len(params) // (self.branches or 1)
-        matrix, *bias = (
-            params[k] if self.branches is None else torch.cat(list(params[k::kinds])) for k in range(kinds)
-        )
+        kinds = len(params) // (self.copies or 1)
+        matrix, *bias = (params[k] if self.copies is None else torch.cat(list(params[k::kinds])) for k in range(kinds))
         return [matrix, *(vector[None] for vector in bias)]
 
     def split(self, stored: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held, as views."""
         kinds = [stored[0], *(bias[:, 0] for bias in stored[1:])]
         return [
-            part for parts in zip(*(leaf.chunk(self.branches or 1, 1) for leaf in kinds), strict=True) for part in parts
+            part for parts in zip(*(leaf.chunk(self.copies or 1, 1) for leaf in kinds), strict=True) for part in parts
         ]
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -310,7 +310,7 @@ class Linear(Product):
         back = None
         if not self.first:
             back = plan.room.take((self, "dx"), clients, rows, self.inputs)
-            plan.do(torch.bmm, dy, self._now(clients)[0], out=back)
+            plan.do(torch.bmm, dy[..., : self.passing], self._now(clients)[0][:, : self.passing], out=back)
         if self.frozen:
             return back
         matrix, *bias = self._target(plan, clients)
@@ -318,6 +318,22 @@ class Linear(Product):
         for vector in bias:
             plan.add_sum(vector, (self, "sum"), dy)
         return back
+
+
+class Heads(Linear):
+    """The two heads of a network, whose outputs are side by side; the second one's loss does not reach the input.
+
+    Args:
+        name: name of the first head in the model.
+        layer: the first head.
+        first: whether nothing before it is trained.
+    """
+
+    def __init__(self, name: str, layer: nn.Linear, first: bool) -> None:
+        super().__init__(f"{name}.layer", layer, first)
+        self.names += [f"own.{param.rpartition('.')[2]}" for param in self.names]
+        self.shape, self.copies = torch.Size((2 * self.shape[0], self.inputs)), 2
+        self.sizes = [tuple(self.shape), *([] if layer.bias is None else [(1, self.shape[0])])]
 
 
 class Conv2d(Product):
@@ -656,6 +672,10 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _in_order(module.model, inside)
         yield name, module
         return
+    if type(module) is TwoHeaded and not name:
+        for part, layer in _in_order(module.model, inside):
+            yield part, module if type(layer) is Noting else layer
+        return
     if type(module) is Branched:
         name, module = inside, module.model
     if type(module) is not nn.Sequential:
@@ -672,6 +692,9 @@ def _layer_for(name: str, layer: nn.Module, before: Sequence[Layer], shape: tupl
     if type(layer) is Branches and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]
     kind = type(layer)
+    if isinstance(layer, TwoHeaded):
+        pair = layer.own
+        return Heads(name, pair, first) if type(pair) is nn.Linear and shape == (pair.in_features,) else None
     if kind is Averaged:
         count = branch_count(before)
         return None if count is None else Mean(count)

@@ -339,6 +339,6 @@ def stack_copies(scratch: Scratch, loss: Any, shape: tuple[int, ...]) -> Copies:
 def stack_models(scratch: Scratch, shape: tuple[int, ...]) -> LayerStack | None:
     """Return several models for forward passes on rows of a shape; None if a loop over the models is as fast."""
     network = known_layers(scratch, shape)
-    if network is None or has_wide(network[0]) or branch_count(network[0]) is not None:
+    if network is None or has_wide(network[0]) or getattr(network[0][-1], "copies", None) is not None:
         return None
     return LayerStack(scratch, *network, None)
