@@ -72,6 +72,8 @@ class Adds:
 PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
+DECAY = 3
+"""Vector operations of momentum and weight decay at a step."""
 ALGORITHMS = {
     "fedper": Adds(),
     "lg-fedavg": Adds(),
@@ -85,7 +87,7 @@ ALGORITHMS = {
     "per-fedavg": Adds(halves=2 * STEPS, steps=-STEPS, vectors=STEPS),
     "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
     "knn-per": Adds(),
-    "fedpac": Adds(heads=STEPS // 2, passes=2, vectors=PULL * STEPS),
+    "fedpac": Adds(heads=STEPS // 2, passes=2, vectors=(PULL + DECAY) * STEPS),
     "fesem": Adds(options={"clusters": 4}),
     "fednova": Adds(vectors=1),
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
@@ -96,7 +98,7 @@ ALGORITHMS = {
     "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
     "feroma": Adds(passes=1),
     "flux-like": Adds(passes=1),
-    "fedccfa": Adds(heads=3 * STEPS, passes=1, vectors=10 * STEPS, options={"align_from": 1}),
+    "fedccfa": Adds(heads=STEPS // 2 + 10, passes=1, vectors=(10 + DECAY) * STEPS, options={"align_from": 1}),
     "fedrc": Adds(steps=3 * STEPS, passes=1, options={"components": 4}),
     "fedsoft": Adds(passes=4, vectors=(PULL + 1) * STEPS, options={"clusters": 4}),
     "cda-fedavg": Adds(passes=1),

@@ -44,6 +44,7 @@ Choices:
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,10 +179,11 @@ def draw_balanced(y: Tensor, rng: Rng) -> Tensor:
     >>> draw_balanced(torch.tensor([1, 0, 1, 1, 2, 2, 0]), Rng(0)).shape
     torch.Size([6])
     """
-    draw, rows = rng.numpy(), [(y == c).nonzero().flatten() for c in y.unique()]
-    count = min(FEW, *map(len, rows)) if rows else 0
-    picked = [of_class[torch.from_numpy(draw.permutation(len(of_class))[:count])] for of_class in rows]
-    return torch.cat([*picked, y.new_empty(0)]).sort().values
+    draw, sizes = rng.numpy(), y.unique(return_counts=True)[1].tolist()
+    rows = np.split(y.argsort(stable=True).numpy(), np.cumsum(sizes)[:-1]) if sizes else []  # of each class
+    count = min([FEW, *sizes])
+    picked = [of_class[draw.permutation(len(of_class))[:count]] for of_class in rows]
+    return torch.from_numpy(np.sort(np.concatenate([*picked, np.empty(0, np.int64)])))
 
 
 def merge(balanced: Tensor, head: Tensor, anchors: Tensor, classes: Tensor, eps: float) -> tuple[Tensor, Tensor]:
