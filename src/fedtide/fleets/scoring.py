@@ -88,19 +88,27 @@ class Clients:
             part: part of its rows that is evaluated.
         """
         assert self.algorithm.adapt is not None
-        answer = self._do(self.algorithm.adapt, ask, client, received, part)
+        return self.adapted_memory(ask, client, self._do(self.algorithm.adapt, ask, client, received, part))
+
+    def adapted_memory(self, ask: Ask, client: int, answer: Answer | None) -> Memory:
+        """Return the memory in the answer of a client that has adapted; without one, or numbers, what it keeps."""
         if answer is not None and answer.memory is not None and all_finite(answer.memory):
             return detached(answer.memory)
         return self.memory.read(client, ask.version)
 
     def _do(self, work: Work, ask: Ask, client: int, received: Payload, judged: str = "") -> Answer | None:
         """Do a work; `judged` is the part of the client's rows that it is evaluated on afterwards."""
-        rng = self.key(ask, client)
-        with drawn_from(rng.number):
-            shard = replace(self.rows.shard(client, ask.moment), apart=self.rows.apart)
-            if judged == "val" and not shard.apart:  # rows that are judged must not be adapted on
-                shard = replace(shard, fetch_val=None)
-            return work(*self.arguments_of(ask, client, received, shard, rng))
+        with drawn_from(self.key(ask, client).number):
+            return work(*self.arguments(ask, client, received, judged))
+
+    def arguments(
+        self, ask: Ask, client: int, received: Payload, judged: str = ""
+    ) -> tuple[Payload, Memory, Shard, Moment, Rng]:
+        """Return the arguments of a client's work, with its rows, as of `_do`."""
+        shard = replace(self.rows.shard(client, ask.moment), apart=self.rows.apart)
+        if judged == "val" and not shard.apart:  # rows that are judged must not be adapted on
+            shard = replace(shard, fetch_val=None)
+        return self.arguments_of(ask, client, received, shard, self.key(ask, client))
 
     def key(self, ask: Ask, client: int) -> Rng:
         """Return the key of all that a client draws for a question."""
@@ -314,18 +322,28 @@ PERSONAL_BYTES = 256_000_000
 """Upper bound on the bytes of personal models held at a time during evaluation, but for those of one client."""
 
 
-def score(clients: Clients, scoring: Scoring, payload: Payload) -> Scores:
+Adapted = Callable[[Clients, Ask, Payload, str], Iterator[Memory]]
+"""(clients, question, what they receive, part that is evaluated) -> the memory of each, adapted, in their order."""
+
+
+def adapt_one_by_one(clients: Clients, ask: Ask, received: Payload, part: str) -> Iterator[Memory]:
+    """Yield the memory of each client in an evaluation, adapted on its own rows."""
+    for client in ask.clients.tolist():
+        yield clients.adapt(ask, client, received, part)
+
+
+def score(clients: Clients, scoring: Scoring, payload: Payload, adapted: Adapted = adapt_one_by_one) -> Scores:
     """Evaluate a block of clients on their own rows, pooled by slot into large batches."""
     if scoring.other:
         algorithm = clients.algorithm.others[scoring.other]
-        return score(replace(clients, algorithm=algorithm), replace(scoring, other=""), payload)
+        return score(replace(clients, algorithm=algorithm), replace(scoring, other=""), payload, adapted)
     ask = scoring.ask
     slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
     tally = Tally(len(ask.clients), scoring.pooled, clients.rows.target)
     for slot in slots.unique().tolist():
         received = payload if ask.slot is None else payload[slot]
         for places in _batches(clients, scoring, (slots == slot).nonzero().flatten()):
-            for positions, memories in _with_memory(clients, scoring, received, places):
+            for positions, memories in _with_memory(clients, scoring, received, places, adapted):
                 _predict(clients, scoring.of(positions), received, memories, positions, tally)
     return tally.scores(ask.clients)
 
@@ -349,7 +367,7 @@ def _predict(
 
 
 def _with_memory(
-    clients: Clients, scoring: Scoring, received: Payload, places: Tensor
+    clients: Clients, scoring: Scoring, received: Payload, places: Tensor, adapted: Adapted
 ) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
     """Yield positions of clients with their memory, adapted on their own rows if the algorithm says so.
 
@@ -365,8 +383,8 @@ def _with_memory(
         return
     memories: list[Memory] = []
     first, size = 0, 0
-    for i, client in enumerate(ask.clients.tolist()):
-        memories.append(clients.adapt(ask, client, received, scoring.part))
+    for i, memory in enumerate(adapted(clients, ask, received, scoring.part)):
+        memories.append(memory)
         size += size_in_bytes(memories[-1])
         if size >= PERSONAL_BYTES or i + 1 == len(places):
             yield places[first : i + 1], memories

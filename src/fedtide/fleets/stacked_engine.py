@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.base import Answer, Moment, Notes, Weighted
+from fedtide.core.base import Answer, Memory, Moment, Notes, Scores, Weighted
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, size_in_bytes
-from fedtide.fleets.ask import Ask, BlockResult
+from fedtide.fleets.ask import Ask, BlockResult, Scoring
 from fedtide.fleets.engines import Host, LocalEngine, threads
+from fedtide.fleets.scoring import Clients, adapt_one_by_one, score
 from fedtide.learn.device import CPU, Drawing, drawing, drawn_from
 from fedtide.learn.stack import Copies, fitted_parts, make_stack, train_stacked
 from fedtide.learn.steps import Steps, Stepwise, Train
@@ -128,15 +129,33 @@ class StackedEngine(LocalEngine):
                 done = in_order(self.host.ask(ask, payload, self._answers))
         yield replace(done, blocks=len(blocks))
 
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring; clients that adapt in steps do so together."""
+        clients = self.host.clients
+        return (self._with_threads(score, clients, scoring, payload, self._adapted) for scoring in scorings)
+
+    def _adapted(self, clients: Clients, ask: Ask, received: Tree, part: str) -> Iterator[Memory]:
+        """Yield the memory of each client in an evaluation, in their order."""
+        work = clients.algorithm.adapt
+        if not isinstance(work, Stepwise):
+            yield from adapt_one_by_one(clients, ask, received, part)
+            return
+        counts = self.host.population.counts(ask.clients, "train", ask.moment)
+        for cut in self._cut(counts, size_in_bytes(received), None, 0):
+            members = ask.clients[cut].tolist()
+            begun = (self._begin(work, c, clients.arguments(ask, c, received, part)) for c in members)
+            answers = {client: clients.adapted_memory(ask, client, answer) for client, answer in self._in_step(begun)}
+            yield from (answers[client] for client in members)
+
     def _answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
         """Yield clients with their answers, in the order in which they are done."""
         counts = self.host.population.counts(ask.clients, "train", ask.moment)
         received = next((size_in_bytes(payload_of_client) for _, payload_of_client in ask.sent(payload)), 0)
         for part in self._cut(counts, received, None, 0):
-            yield from self._in_step(ask.of(part), payload)
+            yield from self._in_step(self._begun(ask.of(part), payload))
 
-    def _in_step(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
-        working = list(self._begun(ask, payload))
+    def _in_step(self, begun: Iterator[Working]) -> Iterator[tuple[int, Answer | None]]:
+        working = list(begun)
         for client in working:
             answer = client.resume(None)
             if client.request is None:
@@ -162,9 +181,12 @@ class StackedEngine(LocalEngine):
         work = self.host.algorithm.works[ask.question]
         assert isinstance(work, Stepwise | Training)
         for client, arguments in self._arguments(ask, payload):
-            with drawn_from(arguments[-1].number):
-                random = drawing()
-            yield Working(client, work.start(*arguments), random)
+            yield self._begin(work, client, arguments)
+
+    def _begin(self, work: Stepwise | Training, client: int, arguments: tuple[Any, ...]) -> Working:
+        with drawn_from(arguments[-1].number):
+            random = drawing()
+        return Working(client, work.start(*arguments), random)
 
     def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""

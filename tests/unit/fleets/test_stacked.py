@@ -21,6 +21,7 @@ from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.laws.every import with_rows
 from fedtide.learn import stack
+from fedtide.learn.by_batch import StackedGradient
 from fedtide.learn.fast.stacks import FuncStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Train
@@ -181,6 +182,10 @@ WORKING = {
     "min-loss": {},
     "scsgd": {"lam": 0.25},
     "t-shot": {"lam": 0.25},
+    "moon": {"local": {"epochs": 2}},
+    "fedrod": {"local": {"epochs": 2}},
+    "fedpac": {"local": {"epochs": 2}},
+    "fedala": {},
 }
 
 
@@ -198,6 +203,28 @@ def test_clients_that_work_in_step_do_what_they_do_alone(name, monkeypatch):
         assert torch.equal(here.answered, there.answered)
         assert here.cost == there.cost
         near([here.notes[c].loss for c in here.notes], [there.notes[c].loss for c in there.notes])
+
+
+@pytest.mark.parametrize("name", ["apfl", "pfedme", "per-fedavg"])
+def test_gradients_of_batches_are_those_of_clients_alone(name, monkeypatch):
+    seen = []
+    whole = StackedGradient.run_batched
+    monkeypatch.setattr(StackedGradient, "run_batched", lambda one, every: seen.append(len(every)) or whole(one, every))
+    alone, many = both(*ragged({}, name))
+    kept = [[run.host.memory.settled(client) for client in range(len(SIZES))] for run in (alone, many)]
+    near([alone.state, kept[0]], [many.state, kept[1]], 1e-8)
+    assert max(seen) > 2
+
+
+@pytest.mark.parametrize("name", ["fedala", "fedbabu", "per-fedavg"])
+def test_clients_that_adapt_in_step_are_judged_as_alone(name):
+    scores = []
+    for run in both(*ragged({}, name)):
+        served, slot = run.host.algorithm.serve(run.state, run.fleet.clients)
+        scores.append(run.fleet.score(served, run.fleet.clients, slot=slot))
+    alone, many = scores
+    assert torch.equal(alone.correct, many.correct)
+    near(alone.loss, many.loss, 1e-8)
 
 
 @pytest.mark.parametrize("local", [{"epochs": 2}, {"local_steps": 4}, {"batch_size": 0}])
