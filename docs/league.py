@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,7 +102,7 @@ def section(results: League) -> list[str]:
     parts += ["### At equal work", equal_work(results, methods), "### What it costs", costs(results, methods)]
     if any(world["point"].endswith(SUDDEN) for world in results.worlds):
         parts += ["### After a drift", recovery(results)]
-    return parts
+    return [*parts, "### Claims of the papers", as_markdown(about["claims"]["header"], about["claims"]["rows"])]
 
 
 def winners(results: League) -> str:
@@ -124,7 +125,11 @@ def level_with(results: League, best: str, name: str, world: dict[str, Any]) -> 
 
 
 def accuracy(results: League) -> str:
-    """Accuracy of each method in each world, with standard errors; best first by the mean rank."""
+    """Accuracy of each method in each world, with standard errors; best first by the mean rank.
+
+    A star is for the largest rate that was searched: a larger one may be better still.
+    """
+    edge = edges(results)
     header = ["method", "mean rank", *(short(world) for world in results.worlds)]
     best = [max(results.ranked, key=lambda name, w=world: w["accuracy"][name]) for world in results.worlds]
     rows = []
@@ -133,7 +138,8 @@ def accuracy(results: League) -> str:
             f"**{score(world, name)}**" if name == best[number] else score(world, name)
             for number, world in enumerate(results.worlds)
         ]
-        rows.append([name, f"{results.ranks[name]:.1f}" if name in results.ranks else "bound", *cells])
+        shown = f"{name}*" if name in edge else name
+        rows.append([shown, f"{results.ranks[name]:.1f}" if name in results.ranks else "bound", *cells])
     return as_markdown(header, rows)
 
 
@@ -156,8 +162,8 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
 
 def costs(results: League, methods: dict[str, Method]) -> str:
     """Work, bytes, memory, seconds, and accuracy of the worst tenth of clients: means over worlds."""
-    header = ["method", "work", "seconds", "MB to clients", "MB from clients", "models that a client keeps"]
-    header += ["the server sees", "worst decile"]
+    header = ["method", "work", "points per million samples", "seconds", "MB to clients", "MB from clients"]
+    header += ["clients keep", "the server sees", "worst decile"]
     rows, work = [], works_of(results)
     for name in results.names:
         if name not in methods:
@@ -166,7 +172,8 @@ def costs(results: League, methods: dict[str, Method]) -> str:
             key: fmean(w["measures"][name][key] for w in results.worlds) for key in results.worlds[0]["measures"][name]
         }
         entry = REGISTRY[methods[name].algorithm]
-        cells = [f"{work[name]:.1f}", f"{mean['seconds']:.1f}", f"{mean['down'] / 1e6:.0f}", f"{mean['up'] / 1e6:.0f}"]
+        cells = [f"{work[name]:.1f}", f"{100e6 * mean['mean_over_rounds'] / mean['samples']:.0f}"]
+        cells += [f"{mean['seconds']:.1f}", f"{mean['down'] / 1e6:.0f}", f"{mean['up'] / 1e6:.0f}"]
         rows.append([name, *cells, entry.keeps, entry.sees, f"{100 * mean['worst_decile']:.1f}"])
     return as_markdown(header, rows)
 
@@ -211,6 +218,18 @@ def methods_of(results: League) -> dict[str, Method]:
     """The methods of a recipe by their names."""
     experiment = points(read(recipe_path(results)))[0].experiment
     return {method.name: method for method in experiment.method}
+
+
+def edges(results: League) -> set[str]:
+    """Methods of a recipe whose rate is the largest of those that were searched."""
+    content = tomllib.loads(recipe_path(results).read_text(encoding="utf-8"))
+    ranges, out = content["tune"]["ranges"], set()
+    for (full, _), method in zip(methods_of(results).items(), content["method"], strict=True):
+        for table in ("local", "solver"):
+            rate, range_ = method.get(table, {}).get("lr"), ranges.get(f"method.{method['name']}.{table}.lr")
+            if rate is not None and range_ is not None and rate == max(range_["choices"]):
+                out.add(full)
+    return out
 
 
 def recipe_path(results: League) -> Path:
