@@ -9,6 +9,7 @@ the page, for example where a claim needs an explanation. `docs/recipes.md` show
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,27 @@ from fedtide.report.summary import Judged
 DOCS = Path(__file__).parents[1] / "docs" / "results"
 MEASURES = ("worst_decile", "best", "down", "up", "seconds", "samples", "mean_over_rounds")
 DIGITS = 5
+COMMIT = ("git", "rev-parse", "--short", "HEAD")
 
 
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     """Write the file."""
+    text = json.dumps(collect(run_folder, recipe, float(minutes), note), indent=1, ensure_ascii=False)
+    (DOCS / f"{recipe}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def collect(run_folder: str, recipe: str, minutes: float, note: str) -> dict[str, Any]:
+    """Collect what is kept of a run folder."""
     environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
     study = read_study(Path(run_folder))
     kept = {
         "recipe": recipe,
         "options": options(environment["command"]),
-        "minutes": float(minutes),
+        "minutes": round(minutes, 1),
         "processor": environment["processor"],
         "cores": environment["cores"],
         "made": environment["made"][:10],
+        "commit": subprocess.run(COMMIT, capture_output=True, text=True, check=False).stdout.strip(),
         "seeds": max(len(method.seeds) for method in study.summaries[0].methods),
         "rounds": study.summaries[0].rounds,
         "note": note,
@@ -63,8 +72,8 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
         "chosen": {method: summary.point for method, summary in study.chosen.items()},
         "claims": claims(study.claims),
     }  # fmt: skip
-    text = json.dumps(plain(kept), indent=1, ensure_ascii=False)
-    (DOCS / f"{recipe}.json").write_text(text + "\n", encoding="utf-8")
+    out: dict[str, Any] = plain(kept)
+    return out
 
 
 def claims(judged: list[Judged]) -> dict[str, Any]:

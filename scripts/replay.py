@@ -1,0 +1,145 @@
+"""Play every recipe with kept results once more on today's code, and tell what changed.
+
+    python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--minutes 60] [--workers 2] [--keep]
+
+Each recipe is played with the options that docs/results has for it, the shortest first, in FOLDER/RECIPE. A run that
+was stopped is resumed, and a finished one is only compared. `--seeds` plays other seeds than the kept ones: then
+verdicts of claims are compared, and accuracies are not. With `--minutes` no run begins after so long. `--keep` writes
+what was played into docs/results, or with other seeds into docs/results/fresh. FOLDER/changes.md tells the changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from keep_results import DOCS, collect
+
+NOTABLE = 2.0
+"""Standard errors by which a mean has to differ to be told."""
+
+
+def main() -> int:
+    """Play, compare, write."""
+    asked = read_arguments()
+    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DOCS.glob("*.json")}
+    names = asked.recipes.split(",") if asked.recipes else sorted(kept, key=lambda name: kept[name]["minutes"])
+    for name in names:
+        if name not in kept:
+            print(f"{name}: no kept results; allowed: {', '.join(sorted(kept))}", file=sys.stderr)
+            return 2
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    began, failed, lines = time.monotonic(), [], []
+    for name in names:
+        if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
+            print(f"{name}: left for another time")
+            continue
+        taken, status = play(name, kept[name], asked)
+        if status:
+            failed.append(name)
+            continue
+        new = collect(str(asked.folder / name), name, taken, kept[name]["note"])
+        changes = compare(kept[name], new, same_seeds=asked.seeds is None)
+        lines.append(f"## {name}\n\n{describe(kept[name])}, then {describe(new)}.\n")
+        lines += [*(f"- {change}" for change in changes or ["nothing of note changed"]), ""]
+        (asked.folder / "changes.md").write_text("\n".join(lines), encoding="utf-8")
+        print(f"{name}: {len(changes)} changes")
+        if asked.keep:
+            place = DOCS if asked.seeds is None else DOCS / "fresh"
+            place.mkdir(exist_ok=True)
+            (place / f"{name}.json").write_text(json.dumps(new, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipes")
+    parser.add_argument("--seeds")
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--workers", default="2")
+    parser.add_argument("--keep", action="store_true")
+    return parser.parse_args()
+
+
+def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[float, int]:
+    """Play a recipe, or go on with it: minutes in all, and the exit status of the command."""
+    root, clock = asked.folder / name, asked.folder / f"{name}.minutes"
+    program = [sys.executable, "-m", "fedtide"]
+    if (root / "config.toml").is_file():
+        command = [*program, "resume", str(root), "--workers", asked.workers, "--quiet"]
+    else:
+        options = without(kept["options"], "--workers")
+        if asked.seeds is not None:
+            options = [*without(options, "--seeds"), "--seeds", asked.seeds]
+        command = [
+            *program,
+            "run",
+            f"recipe:{name}",
+            *options,
+            "--workers",
+            asked.workers,
+            "--out",
+            str(root),
+            "--quiet",
+        ]
+    before = float(clock.read_text()) if clock.is_file() else 0.0
+    began = time.monotonic()
+    status = subprocess.run(command).returncode
+    taken = before + (time.monotonic() - began) / 60
+    clock.write_text(f"{taken:.3f}")
+    return taken, status
+
+
+def without(options: list[str], name: str) -> list[str]:
+    """Options without the one of this name and its value."""
+    if name not in options:
+        return list(options)
+    at = options.index(name)
+    return [*options[:at], *options[at + 2 :]]
+
+
+def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> list[str]:
+    """Differences of note: claims with another verdict, and means that differ by more than their errors."""
+    out = []
+    before, after = verdicts(old), verdicts(new)
+    for claim in dict.fromkeys([*before, *after]):
+        was, now = before.get(claim, "no such claim"), after.get(claim, "no such claim")
+        if was != now:
+            out.append(f"{claim}: {was}, now {now}")
+    points = {point["point"]: point for point in old["points"]}
+    for point in new["points"] if same_seeds else ():
+        if (known := points.get(point["point"])) is None:
+            out.append(f"{point['point']}: a new point")
+            continue
+        for name, mean in point["accuracy"].items():
+            earlier, error = known["accuracy"].get(name), max(known["error"].get(name) or 0, point["error"][name] or 0)
+            if earlier is None:
+                out.append(f"{point['point']} {name}: a new method".strip())
+            elif mean is not None and abs(mean - earlier) > NOTABLE * error and abs(mean - earlier) > 1e-4:
+                out.append(f"{point['point']} {name}: {100 * earlier:.2f}, now {100 * mean:.2f}".strip())
+    return out
+
+
+def verdicts(result: dict[str, Any]) -> dict[str, str]:
+    """Verdict of each claim, by its text and point."""
+    tables = [(point["point"], point["claims"]) for point in result["points"]] + [("", result["claims"])]
+    return {f"{where} {row[0]}".strip(): row[-1] for where, table in tables for row in table["rows"]}
+
+
+def describe(result: dict[str, Any]) -> str:
+    """When, where and with which code something was played."""
+    commit = f", commit {result['commit']}" if result.get("commit") else ""
+    return f"{result['made']} on {result['processor']}{commit}, {result['minutes']:.0f} minutes"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
