@@ -28,6 +28,8 @@ BOUNDS = ("Oracle",)
 """Rows that know the truth: they bound the others, and have no rank."""
 SUDDEN, DRIFT = "sudden", 20
 """The world with one drift, and the round before which it comes."""
+FAILED, FEWEST = -1.0, 2
+"""Score of a play whose training diverged, in ranks alone; fewest seeds for an error."""
 BACK = 0.95
 """A method is back when it has this share of its accuracy before the drift."""
 
@@ -50,10 +52,10 @@ class League:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """Scores of the ranked methods: (worlds x seeds, methods)."""
+        """Scores of the ranked methods: (worlds x seeds, methods). A play that failed is the last of its world."""
         ranked = self.ranked
         plays = [(world, seed) for world in self.worlds for seed in world["values"][ranked[0]]]
-        return np.array([[world["values"][name][seed] for name in ranked] for world, seed in plays])
+        return np.array([[world["values"][name].get(seed, FAILED) for name in ranked] for world, seed in plays])
 
     @property
     def ranked(self) -> list[str]:
@@ -69,7 +71,9 @@ class League:
     def difference(self, name: str, other: str, world: dict[str, Any]) -> tuple[float, float]:
         """Mean difference of two methods over the seeds of a world, in points, and its standard error."""
         of_other = world["values"][other]
-        gaps = [100 * (value - of_other[seed]) for seed, value in world["values"][name].items()]
+        gaps = [100 * (value - of_other[seed]) for seed, value in world["values"][name].items() if seed in of_other]
+        if len(gaps) < FEWEST:
+            return math.nan, math.nan
         return fmean(gaps), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
 
 
@@ -154,7 +158,7 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
         cells = []
         for world in results.worlds:
             gap, error = results.difference(name, other, world)
-            text = f"{gap:+.1f} ± {error:.1f}"
+            text = "-" if math.isnan(gap) else f"{gap:+.1f} ± {error:.1f}"
             cells.append(f"**{text}**" if gap > 2 * error else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)
@@ -211,7 +215,12 @@ def short(world: dict[str, Any]) -> str:
 
 def score(world: dict[str, Any], name: str) -> str:
     """Accuracy in percent with its standard error."""
-    return f"{100 * world['accuracy'][name]:.1f} ± {100 * (world['error'][name] or 0.0):.1f}"
+    mean, error, finished = world["accuracy"].get(name), world["error"].get(name), len(world["values"].get(name, ()))
+    if mean is None:
+        return "diverged"
+    cell = f"{100 * mean:.1f}" if error is None else f"{100 * mean:.1f} ± {100 * error:.1f}"
+    seeds = max(map(len, world["values"].values()))
+    return cell if finished == seeds else f"{cell} (diverged with {seeds - finished} of {seeds} seeds)"
 
 
 def methods_of(results: League) -> dict[str, Method]:
