@@ -84,6 +84,6 @@ def ditto(
         got = mean(reply.total)
         return replace(state, weights=ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
 
-    predict = ft.personal.by_own_weights(task, "own")
+    predict = ft.personal.by_own_weights(task)
     result = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, traits=Traits(keeps=1))
     return with_cohort(result, cohort, task, local)
