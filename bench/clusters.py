@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -193,25 +193,34 @@ def show(lines: list[dict[str, Any]]) -> None:
     )
 
 
-def main() -> None:
-    """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=12, help="how often each is timed")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which, separated by commas")
-    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
+def measure_each(
+    bench: str,
+    about: str | None,
+    repeats: int,
+    algorithms: Collection[str],
+    kinds: tuple[str, Collection[str]],
+    measured: Callable[[str, list[str], int], list[dict[str, Any]]],
+    show: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    """Read the command line; measure, print and append what is asked for, for each of the kinds."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats, help="how often each is timed")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    for option, allowed in (("algorithms", algorithms), kinds):
+        parser.add_argument(f"--{option}", default=",".join(allowed), help="which, separated by commas")
     given = parser.parse_args()
-    algorithms, works = given.algorithms.split(","), given.works.split(",")
-    for option, names, allowed in (("--algorithms", algorithms, ALGORITHMS), ("--works", works, WORKS)):
-        for name in names:
+    chosen = {}
+    for option, allowed in (("algorithms", algorithms), kinds):
+        chosen[option] = getattr(given, option).split(",")
+        for name in chosen[option]:
             if name not in allowed:
-                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
+                parser.error(f"--{option}: found '{name}', allowed: {', '.join(allowed)}")
     date, where = now(), machine()
-    for name in works:
-        lines = measured(name, algorithms, given.repeats)
+    for kind in chosen[kinds[0]]:
+        lines = measured(kind, chosen["algorithms"], given.repeats)
         show(lines)
-        append(given.out, [{"bench": "clusters", "date": date, **line, **where} for line in lines])
+        append(given.out, [{"bench": bench, "date": date, **line, **where} for line in lines])
 
 
 if __name__ == "__main__":
-    main()
+    measure_each("clusters", __doc__, 12, ALGORITHMS, ("works", WORKS), measured, show)

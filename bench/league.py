@@ -11,18 +11,16 @@ are the least processor time of the repeats. Speed is reported, never asserted.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from clusters import player
+from clusters import measure_each, player
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
@@ -36,7 +34,6 @@ from fedtide.learn.stack import make_stack
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_of
-from machine import RESULTS, append, machine, now
 from works import ENDLESS, source
 
 CLIENTS, ROWS, BATCH, CLASSES = 10, 60, 20, 26
@@ -243,25 +240,5 @@ def show(lines: list[dict[str, Any]]) -> None:
     console.print(", ".join(f"{piece} {lines[0][f'{piece}_ms']:.2f} ms" for piece in PIECES))
 
 
-def main() -> None:
-    """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9, help="how often each is timed")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which, separated by commas")
-    parser.add_argument("--fleets", default=",".join(FLEETS), help="which fleets, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
-    given = parser.parse_args()
-    algorithms, fleets = given.algorithms.split(","), given.fleets.split(",")
-    for option, names, allowed in (("--algorithms", algorithms, ALGORITHMS), ("--fleets", fleets, FLEETS)):
-        for name in names:
-            if name not in allowed:
-                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
-    date, where = now(), machine()
-    for fleet in fleets:
-        lines = measured(fleet, algorithms, given.repeats)
-        show(lines)
-        append(given.out, [{"bench": "league", "date": date, **line, **where} for line in lines])
-
-
 if __name__ == "__main__":
-    main()
+    measure_each("league", __doc__, 9, ALGORITHMS, ("fleets", FLEETS), measured, show)

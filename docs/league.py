@@ -26,8 +26,8 @@ LEAGUES = ("league-drift", "league-personal")
 ONE_MODEL = ("FedAvg", "FedAvg, twice the steps", "FedAvg, three times the steps")
 BOUNDS = ("Oracle",)
 """Rows that know the truth: they bound the others, and have no rank."""
-SUDDEN, DRIFT = "sudden", 20
-"""The world with one drift, and the round before which it comes."""
+SUDDEN = "sudden"
+"""The world with one drift."""
 FAILED, FEWEST = -1.0, 2
 """Score of a play whose training diverged, in ranks alone; fewest seeds for an error."""
 BACK = 0.95
@@ -113,13 +113,19 @@ def winners(results: League) -> str:
     """For each world the best method, and those that cannot be told from it."""
     lines = []
     for world in results.worlds:
-        order = sorted(results.ranked, key=lambda name: -world["accuracy"][name])
-        best = order[0]
-        level = [name for name in order[1:] if level_with(results, best, name, world)]
+        best, *others = order_of(results, world)
+        level = [name for name in others if level_with(results, best, name, world)]
         text = f"- **{short(world)}**: {best} ({score(world, best)})"
         text += f". Not to be told from it: {', '.join(level)}." if level else ", before all others."
         lines.append(text)
     return "\n".join(lines)
+
+
+def order_of(results: League, world: dict[str, Any]) -> list[str]:
+    """Ranked methods that finished all seeds of a world, the best one first."""
+    seeds = max(map(len, world["values"].values()))
+    finished = [name for name in results.ranked if len(world["values"][name]) == seeds]
+    return sorted(finished, key=lambda name: -world["accuracy"][name])
 
 
 def level_with(results: League, best: str, name: str, world: dict[str, Any]) -> bool:
@@ -135,7 +141,7 @@ def accuracy(results: League) -> str:
     """
     edge = edges(results)
     header = ["method", "mean rank", *(short(world) for world in results.worlds)]
-    best = [max(results.ranked, key=lambda name, w=world: w["accuracy"][name]) for world in results.worlds]
+    best = [order_of(results, world)[0] for world in results.worlds]
     rows = []
     for name in results.names:
         cells = [
@@ -186,25 +192,34 @@ def recovery(results: League) -> str:
     """The world with one drift: what was lost by it, for how long, and how much of that is due to the data."""
     world = next(world for world in results.worlds if world["point"].endswith(SUDDEN))
     header = ["method", "before", "after", "at the end", "rounds until back", "change", "of the data", "of its own"]
-    loss_of_data = 0.0
-    if (bound := world["curves"].get("Oracle")) is not None:
-        before, _, end, _ = fall(bound)
-        loss_of_data = before - end
+    drift = drift_of(results, world)
+    before, _, end, _ = fall(world["curves"]["Oracle"], drift)
+    change_of_data = end - before
     rows = []
     for name in results.names:
-        before, after, end, back = fall(world["curves"][name])
-        lost = before - end
-        parts = [f"{100 * value:.1f}" for value in (before, after, end)]
-        shares = [f"{100 * value:+.1f}" for value in (-lost, -loss_of_data, loss_of_data - lost)]
-        rows.append([name, *parts, "not yet" if back is None else str(back), *shares])
+        before, after, end, back = fall(world["curves"][name], drift)
+        levels = [f"{100 * value:.1f}" for value in (before, after, end)]
+        changes = [f"{100 * value:+.1f}" for value in (end - before, change_of_data, end - before - change_of_data)]
+        rows.append([name, *levels, "not yet" if back is None else str(back), *changes])
     return as_markdown(header, rows)
 
 
-def fall(curve: dict[str, Any]) -> tuple[float, float, float, int | None]:
-    """Score before the drift, just after it, at the end, and the rounds until it is back."""
-    before = [score for done, score in zip(curve["rounds"], curve["score"], strict=True) if done <= DRIFT][-1]
-    later = [(done, score) for done, score in zip(curve["rounds"], curve["score"], strict=True) if done > DRIFT]
-    back = next((done - DRIFT for done, score in later if score >= BACK * before), None)
+def drift_of(results: League, world: dict[str, Any]) -> int:
+    """Rounds done before the drift of a world."""
+    point = next(p for p in points(read(recipe_path(results))) if p.name == world["point"])
+    return int(point.experiment.shift.how.when.at[0])
+
+
+def fall(curve: dict[str, Any], drift: int) -> tuple[float, float, float, int | None]:
+    """Score before a drift, just after it, at the end, and the rounds until it is back.
+
+    >>> fall({"rounds": [2, 4, 6, 8], "score": [0.5, 0.8, 0.4, 0.77]}, 4)
+    (0.8, 0.4, 0.77, 4)
+    """
+    pairs = list(zip(curve["rounds"], curve["score"], strict=True))
+    before = [score for done, score in pairs if done <= drift][-1]
+    later = [(done, score) for done, score in pairs if done > drift]
+    back = next((done - drift for done, score in later if score >= BACK * before), None)
     return before, later[0][1], later[-1][1], back
 
 

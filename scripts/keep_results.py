@@ -37,6 +37,8 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
 
 def collect(run_folder: str, recipe: str, minutes: float, note: str) -> dict[str, Any]:
     """Collect what is kept of a run folder."""
+    if not (Path(run_folder) / "environment.json").is_file():
+        raise SystemExit(f"{run_folder}: no run folder (there is no environment.json)")
     environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
     study = read_study(Path(run_folder))
     kept = {

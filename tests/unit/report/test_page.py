@@ -149,7 +149,7 @@ def test_pictures_and_tables_are_saved_as_files_and_on_the_page(root, tmp_path):
     ElementTree.fromstring(saved["accuracy-over-rounds.svg"].read_text(encoding="utf-8"))
     assert saved["accuracy-over-rounds.pdf"].read_bytes().startswith(b"%PDF")
     assert saved["methods.csv"].read_text().startswith('method,"mean over the whole run, %"')
-    assert saved["methods.tex"].read_text().splitlines()[1] == "\\begin{tabular}{lrrrrrrrr}"
+    assert saved["methods.tex"].read_text().splitlines()[1] == "\\begin{tabular}{lrrrrrrr}"
 
 
 @pytest.mark.usefixtures("undrawn")

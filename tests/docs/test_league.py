@@ -1,0 +1,68 @@
+"""The page of the league: its numbers by hand, on two worlds of two seeds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    before = set(sys.modules)
+    yield import_module("league")
+    for name in {"league", "kept"} - before:
+        sys.modules.pop(name, None)
+
+
+def world(name, **values):
+    mean = {method: sum(seeds.values()) / len(seeds) for method, seeds in values.items() if seeds}
+    return {"point": f"title {name}", "values": values, "accuracy": mean, "error": {method: 0.01 for method in mean}}
+
+
+@pytest.fixture
+def results(page):
+    """B diverges with one seed of the second world; the oracle has no rank."""
+    first = world("x", A={"0": 0.8, "1": 0.6}, B={"0": 0.7, "1": 0.65}, Oracle={"0": 0.9, "1": 0.9})
+    second = world("y", A={"0": 0.5, "1": 0.5}, B={"0": 0.6}, Oracle={"0": 0.9, "1": 0.9})
+    return page.League({"points": [first, second]})
+
+
+def test_a_mean_rank_is_over_worlds_and_seeds_and_who_diverges_is_last(results):
+    """Of A: first, second; second, first where B diverged: 1.5. Of B as much."""
+    assert results.ranks == {"A": 1.5, "B": 1.5}
+    assert results.names == ["A", "B", "Oracle"]
+
+
+def test_a_difference_is_paired_by_seeds(results):
+    """A less B: 10 and -5 points, mean 2.5, deviation 15 / sqrt 2, error 7.5; one common seed has no error."""
+    assert results.difference("A", "B", results.worlds[0]) == pytest.approx((2.5, 7.5))
+    assert all(map(math.isnan, results.difference("A", "B", results.worlds[1])))
+
+
+def test_a_cell_says_how_many_seeds_diverged(page, results):
+    assert page.score(results.worlds[0], "A") == "70.0 ± 1.0"
+    assert page.score(results.worlds[1], "B") == "60.0 ± 1.0 (diverged with 1 of 2 seeds)"
+
+
+def test_the_best_that_cannot_be_told_apart(page, results):
+    """In x A is 2.5 ± 7.5 ahead. In y B has one seed of two, so it wins nothing."""
+    assert page.winners(results).splitlines() == [
+        "- **x**: A (70.0 ± 1.0). Not to be told from it: B.",
+        "- **y**: A (50.0 ± 1.0), before all others.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [([0.5, 0.8, 0.4, 0.77], (0.8, 0.4, 0.77, 4)), ([0.5, 0.8, 0.4, 0.7], (0.8, 0.4, 0.7, None))],
+)
+def test_who_is_back_has_95_percent_of_what_it_had(page, score, expected):
+    """0.95 of 0.8 is 0.76."""
+    assert page.fall({"rounds": [2, 4, 6, 8], "score": score}, 4) == expected
