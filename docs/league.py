@@ -30,6 +30,8 @@ SUDDEN = "sudden"
 """The world with one drift."""
 FAILED, FEWEST = -1.0, 2
 """Score of a play whose training diverged, in ranks alone; fewest seeds for an error."""
+INK = "0.25"
+"""Color of all methods in a picture, because colors would mean nothing."""
 BACK = 0.95
 """A method is back when it has this share of its accuracy before the drift."""
 
@@ -164,7 +166,7 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
         cells = []
         for world in results.worlds:
             gap, error = results.difference(name, other, world)
-            text = "-" if math.isnan(gap) else f"{gap:+.1f} ± {error:.1f}"
+            text = "-" if math.isnan(gap) else f"{gap:+z.1f} ± {error:.1f}"
             cells.append(f"**{text}**" if gap > 2 * error else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)
@@ -199,7 +201,7 @@ def recovery(results: League) -> str:
     for name in results.names:
         before, after, end, back = fall(world["curves"][name], drift)
         levels = [f"{100 * value:.1f}" for value in (before, after, end)]
-        changes = [f"{100 * value:+.1f}" for value in (end - before, change_of_data, end - before - change_of_data)]
+        changes = [f"{100 * value:+z.1f}" for value in (end - before, change_of_data, end - before - change_of_data)]
         rows.append([name, *levels, "not yet" if back is None else str(back), *changes])
     return as_markdown(header, rows)
 
@@ -284,7 +286,15 @@ def draw() -> None:
         scores = pd.DataFrame(results.scores, columns=results.ranked)
         different = scikit_posthocs.posthoc_nemenyi_friedman(scores)
         figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.2 * len(results.ranked) / 2))
-        scikit_posthocs.critical_difference_diagram(results.ranks, different, ax=axes, label_props={"size": 7})
+        scikit_posthocs.critical_difference_diagram(
+            results.ranks,
+            different,
+            ax=axes,
+            label_props={"size": 7},
+            elbow_props={"linewidth": 0.8},
+            marker_props={"s": 12},
+            color_palette=dict.fromkeys(results.ranks, INK),
+        )
         axes.set_title("Mean rank over all worlds and seeds; 1 is the best", fontsize=9)
         figure.savefig(ROOT / "docs" / "images" / f"{recipe}-ranks.svg", bbox_inches="tight")
         plt.close(figure)
