@@ -23,7 +23,7 @@ def page(monkeypatch):
 
 def world(name, **values):
     mean = {method: sum(seeds.values()) / len(seeds) for method, seeds in values.items() if seeds}
-    return {"point": f"title {name}", "values": values, "accuracy": mean, "error": {method: 0.01 for method in mean}}
+    return {"point": f"title {name}", "values": values, "accuracy": mean, "error": dict.fromkeys(mean, 0.01)}
 
 
 @pytest.fixture
