@@ -131,7 +131,7 @@ def start_of(w: Weights, memory: Any) -> Weights:
 
 
 ENTRY = Entry(
-    "fedala", fedala, "weights down, update up", "personal", helps=("groups", "meaning"),
+    "fedala", fedala, "weights down, update up", "personal", helps=("labels", "groups", "meaning"),
     keeps="its last layers, and weights of their mix",
     exempt={"update": "measured forgetting includes the mix of the received last layers with its own"},
 )  # fmt: skip

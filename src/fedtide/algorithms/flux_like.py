@@ -126,8 +126,7 @@ def flux_like(
         if state.places is not None:
             state = place(state, state.places, fleet, clients)
             clients = clients[state.cluster[clients] >= 0]
-        cluster = state.cluster[clients].clamp(min=0)
-        state, _, facts = train_clusters(fleet, state, clients, cluster, server, cohort)
+        state, _, facts = train_clusters(fleet, state, clients, state.cluster[clients].clamp(min=0), server, cohort)
         return state, {**facts, "clusters": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:

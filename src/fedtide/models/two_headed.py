@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtide.core.errors import refused
+
+MAKES_OUTPUTS = "a model whose module `head`, or else whose last layer with parameters, makes the outputs"
+
 
 class Noting(nn.Module):
     """A layer that keeps its inputs until they are taken."""
@@ -32,13 +36,14 @@ class TwoHeaded(nn.Module):
             parent, _, name = layer.rpartition(".")
             setattr(model.get_submodule(parent), name, noting)
         self.model, self.own = (model if layer else noting), copy.deepcopy(generic)
+        self._layer = layer
         self._noting = [noting]  # in a list, so that it is not registered a second time
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of G and P side by side in training, and else their sum."""
         generic, (noting,) = self.model(x), self._noting
         features, noting.features = noting.features, None
-        if features is None:
-            raise RuntimeError("the last layer was not reached")
-        personal = self.own(features.detach())  # the loss of P does not reach the trunk
+        personal = None if features is None else self.own(features.detach())  # the loss of P does not reach the trunk
+        if personal is None or personal.shape != generic.shape:
+            raise refused("model", self._layer, MAKES_OUTPUTS, "this last layer does not make the outputs")
         return torch.cat([generic, personal], -1) if self.training else generic + personal

@@ -68,3 +68,18 @@ def test_a_copy_of_a_network_with_two_heads_works_by_itself(layer):
     with torch.no_grad():
         next(twin.own.parameters()).zero_()
     assert not torch.equal(twin(x), heads(x))
+
+
+def test_a_second_head_is_refused_beside_a_layer_that_makes_no_outputs():
+    class Swapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top, self.body = nn.Linear(6, 3), nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.top(self.body(x).relu())
+
+    population = ft.population(torch.randn(40, 4), torch.arange(40) % 3, ft.data.IID(clients=2))
+    method = ft.algorithms.fedrod(ft.Task(Swapped, example=EXAMPLE), cohort=2)
+    with pytest.raises(FedtideError, match="model: found 'body', but this last layer does not make the outputs"):
+        ft.simulate(method, population, rounds=1)
