@@ -4,9 +4,9 @@ python bench/league.py [--repeats 9] [--algorithms ditto,moon] [--fleets local,s
 
 A method should take a round of FedAvg and the time of what its listing adds, and nothing more: gradients of batches,
 passes without gradients over a client's rows, and operations on vectors as long as the weights. These are timed bare,
-in plain loops, in the same turns: of one client after the other, or of all of them in one stack. The world is that of
-the recipe `league-personal` in small: ten clients of 60 rows of 196 numbers, and a network with one layer of 64. Times
-are the least processor time of the repeats. Speed is reported, never asserted.
+in plain loops, in the same turns: of one client after the other, or of all of them in one stack. The network and the
+clients are those of the multilayer perceptron of `clusters.py`, with two epochs. Times are the least processor time of
+the repeats. Speed is reported, never asserted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from clusters import measure_each, player
+from clusters import WORKS, measure_each, player
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
@@ -36,7 +36,8 @@ from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_of
 from works import ENDLESS, source
 
-CLIENTS, ROWS, BATCH, CLASSES = 10, 60, 20, 26
+WORK = WORKS["mlp"]
+CLIENTS, ROWS, BATCH = WORK.clients, WORK.rows, WORK.batch
 STEPS = 2 * ROWS // BATCH
 """Steps of a client in a round of FedAvg."""
 SEED, WARM_UP = 0, 3
@@ -69,6 +70,8 @@ class Adds:
 PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
+DISTANCE = 3
+"""Vector operations of a distance: a difference, its squares, and their sum."""
 DECAY = 3
 """Vector operations of momentum and weight decay at a step."""
 ALGORITHMS = {
@@ -85,7 +88,7 @@ ALGORITHMS = {
     "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
     "knn-per": Adds(),
     "fedpac": Adds(heads=STEPS // 2, passes=2, vectors=(PULL + DECAY) * STEPS),
-    "fesem": Adds(options={"clusters": 4}),
+    "fesem": Adds(vectors=4 * DISTANCE, options={"clusters": 4}),
     "fednova": Adds(vectors=1),
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
     "moon": Adds(passes=2, vectors=10 * STEPS),
@@ -111,12 +114,11 @@ def experiment(algorithms: list[str]) -> Experiment:
         {
             "rounds": ENDLESS,
             "data": {
-                "source": source(CLIENTS * rows, CLASSES),
+                "source": source(CLIENTS * rows),
                 "partition": {"kind": "iid", "clients": CLIENTS, "samples": rows},
                 "split": {"val": 0.2, "test": 0.0},
-                "transforms": ["downscale"],
             },
-            "model": {"kind": "mlp", "hidden": [64]},
+            "model": WORK.model,
             "defaults": {
                 "cohort": {"kind": "everyone"},
                 "local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH},
@@ -230,7 +232,7 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
 
 def show(lines: list[dict[str, Any]]) -> None:
     """Print the lines of one fleet as a table."""
-    table = Table(title=f"{lines[0]['fleet']} fleet, ten clients of 60 rows, MLP 196-64-26", title_justify="left")
+    table = Table(title=f"{lines[0]['fleet']} fleet, {WORK.title}", title_justify="left")
     for column in ("algorithm", "milliseconds", "FedAvg and what it adds", "ratio"):
         table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
     for line in lines:
