@@ -118,10 +118,11 @@ def step_as_printed(
     shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float
 ) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as Algorithm 1 does; return the loss of `w_i` and the gradient of its share."""
-    value, g = yield shared.ask(batch)
+    mixed = torch._foreach_lerp(shared.values, personal.values, a)  # m
     difference = torch._foreach_sub(personal.values, shared.values)
-    _, slope = yield personal.ask(batch, torch._foreach_lerp(shared.values, personal.values, a))  # grad f_i(m)
+    value, g = yield shared.ask(batch)
     shared.step(g)
+    _, slope = yield personal.ask(batch, mixed)  # grad f_i(m)
     personal.step(torch._foreach_mul(slope, a))
     return value, inner(difference, slope)
 
@@ -129,8 +130,9 @@ def step_as_printed(
 def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as PFLlib does; return the loss of `w_i` and the gradient of its share."""
     value, g = yield shared.ask(batch)
-    _, h = yield personal.ask(batch)
+    g = [leaf.clone() for leaf in g]
     shared.step(g)
+    _, h = yield personal.ask(batch)
     personal.step(h)
     difference = torch._foreach_sub(personal.values, shared.values)
     return value, inner(difference, torch._foreach_lerp(g, h, a)) + PENALTY * a
@@ -143,7 +145,7 @@ def mix_own_model(w: Weights, memory: Any) -> Weights:
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     """Return the inner product of two lists of tensors."""
-    return sum(float((d * s).sum()) for d, s in zip(left, right, strict=True))
+    return sum(float(torch.dot(d.flatten(), s.flatten())) for d, s in zip(left, right, strict=True))
 
 
 ENTRY = Entry(

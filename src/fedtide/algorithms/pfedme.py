@@ -102,7 +102,7 @@ def pfedme(
                 theta.step(pull)
                 if not number:
                     seen.append((value, batch.labels))
-            torch._foreach_sub_(w_i, Proximal(rate)(w_i, theta.values))
+            torch._foreach_lerp_(w_i, theta.values, rate)
         if not theta.steps:
             return None
         personal = theta.trained()

@@ -7,7 +7,7 @@ of their own here, because a task has one module.
 A work in steps yields `ModelByBatch.ask`: the gradients of several clients are then computed together.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ class ModelByBatch:
     def gradient(
         self, batch: Batch, at: Sequence[Tensor] | None = None, names: Sequence[str] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the mean loss of a batch, and its gradient; running statistics move.
+        """Return the mean loss of a batch, and its gradient, which is lost at the next one; running statistics move.
 
         Args:
             batch: of `LocalTrainer.batches`.
@@ -91,10 +91,10 @@ class ModelByBatch:
             value, gradient = self.task.differentiate(loss, *context, names=names)
         for name, buffer in self.weights.buffers.items():
             buffer.copy_(scratch.buffers[name])
-        return value.clone(), [leaf.clone() for leaf in gradient]
+        return value, gradient
 
     def ask(self, batch: Batch, at: Sequence[Tensor] | None = None, names: Sequence[str] | None = None) -> "Gradient":
-        """Return the request for `gradient`, of a work in steps."""
+        """Return the request for `gradient`, of a work in steps. The result is lost at the next request."""
         stack = _stack_for(self.task, batch) if names is None else _whole_stack(self.task, batch)
         return Gradient(self, batch, at, names) if stack is None else StackedGradient(self, batch, at, names, stack)
 
@@ -139,25 +139,25 @@ class StackedGradient(Gradient):
 
     stack: LayerStack
 
-    def run_batched(self, others: Sequence["StackedGradient"]) -> list[tuple[Tensor, list[Tensor]]]:
-        """Compute it for several clients, of batches of one shape; `others` has this one, too."""
+    def run_batched(self, others: Sequence["StackedGradient"]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Yield it for several clients, of batches of one shape; `others` has this one, too."""
         most = max(STACK_BYTES // sum(value.nbytes for value in self.model.values), 1)
-        parts = [others[first : first + most] for first in range(0, len(others), most)]
-        return [result for part in parts for result in self._side_by_side(part)]
+        for first in range(0, len(others), most):
+            yield from self._side_by_side(others[first : first + most])
 
     def _side_by_side(self, others: Sequence["StackedGradient"]) -> list[tuple[Tensor, list[Tensor]]]:
         names, loss = self.model.task.scratch.names, self.model.task.loss
         points = [other.model.weights.params if other.at is None else dict(zip(names, other.at, strict=True))
                   for other in others]  # fmt: skip
         batches = [other.batch for other in others]
-        self.stack.load(self.stack.starts([Weights(point, self.model.weights.buffers) for point in points]))
+        self.stack.load_each([Weights(point, self.model.weights.buffers) for point in points])
         x, y = (torch.stack([getattr(batch, name) for batch in batches]) for name in "xy")
         context = loss.stacked([batch.shared for batch in batches])
         if self.batch.columns:
             context = (context, *map(torch.stack, zip(*(batch.columns for batch in batches), strict=True)))
         share = x.new_full(y.shape, 1 / y.shape[1])
         gradient, values, _ = self.stack.gradient([], [], x, y, share, None, context)
-        named = {name: leaf.clone() for name, leaf in self.stack.named(gradient).items()}
+        named = self.stack.named(gradient)
         return [(value, [named[name][k] for name in self.names or names]) for k, value in enumerate(values)]
 
 

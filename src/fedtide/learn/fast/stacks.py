@@ -99,6 +99,14 @@ class LayerStack:
         copies = [(layer, layer.load(parts, self.room)) for layer, parts in zip(self.products, starts, strict=True)]
         return [part for layer, parts in copies if not layer.frozen for part in parts], []
 
+    def load_each(self, received: Sequence[Weights]) -> None:
+        """Copy parameters that each client has for itself, for passes that train nothing."""
+        for layer in self.products:
+            named = [weights.buffers | weights.params for weights in received]
+            parts = zip(*(layer.layout([values[name] for name in layer.names]) for values in named), strict=True)
+            held = layer.storage("weights", len(received), self.room)
+            layer.weights = [torch.stack(part, out=into) for part, into in zip(parts, held, strict=True)]
+
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Use initial parameters without a copy, for passes that train nothing."""
         self.plans = {}
