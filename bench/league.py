@@ -54,7 +54,8 @@ class Adds:
         heads: those by the last layer alone.
         whole: gradients of all rows.
         passes: passes without gradients over all rows.
-        vectors: operations on vectors as long as the weights.
+        vectors: operations on vectors as long as the weights; one takes a third of a pull, which has three other vectors.
+        sums: such vectors that go into sums of the server, beside the update.
         options: of the method.
     """
 
@@ -64,10 +65,11 @@ class Adds:
     whole: int = 0
     passes: int = 0
     vectors: int = 0
+    sums: int = 0
     options: dict[str, Any] | None = None
 
 
-PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors")
+PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors", "sums")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
 DISTANCE = 3
@@ -93,14 +95,14 @@ ALGORITHMS = {
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
     "moon": Adds(passes=2, vectors=10 * STEPS),
     "fedntd": Adds(passes=1, vectors=6 * STEPS),
-    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 4),
+    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 4, sums=2),
     "adaptive-fedavg": Adds(),
     "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
     "feroma": Adds(passes=1),
     "flux-like": Adds(passes=1),
     "fedccfa": Adds(heads=STEPS // 2 + 10, passes=1, vectors=(10 + DECAY) * STEPS, options={"align_from": 1}),
-    "fedrc": Adds(steps=3 * STEPS, passes=1, options={"components": 4}),
-    "fedsoft": Adds(passes=4, vectors=(PULL + 1) * STEPS, options={"clusters": 4}),
+    "fedrc": Adds(steps=3 * STEPS, passes=4, sums=3, options={"components": 4}),
+    "fedsoft": Adds(passes=4, vectors=PULL * STEPS + 2 * 4, sums=3, options={"clusters": 4}),
     "cda-fedavg": Adds(passes=1),
 }
 
@@ -134,15 +136,23 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
     weights, loss = task.init(Rng(SEED)), task.loss
     last = Part.of(task, match_layers(task, (TRUNK,), "layers")).task
 
-    def vector(count: int) -> Callable[[], Any]:
+    totals = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in weights.params.values()]
+
+    def pull(count: int) -> Callable[[], Any]:
         shape = (CLIENTS,) if stacked else ()
-        one, two = ([torch.zeros(*shape, *leaf.shape) for leaf in weights.params.values()] for _ in "ab")
+        now, received, gradient = ([torch.ones(*shape, *leaf.shape) for leaf in weights.params.values()] for _ in "abc")
 
         def act() -> None:
             for _ in range(count):
-                torch._foreach_add_(one, two, alpha=0.5)
+                change = torch._foreach_sub(now, received)
+                torch._foreach_mul_(change, 0.5)
+                torch._foreach_add_(gradient, change)
 
         return act
+
+    def summed() -> None:
+        for _ in range(CLIENTS):
+            torch._foreach_add_(totals, list(weights.params.values()), alpha=0.5)
 
     def single(of: Task, rows: int) -> Callable[[], Any]:
         prepared = [(of.inputs(shard.x[:rows]), shard.y[:rows], *loss.prepare(shard)) for shard in shards]
@@ -179,7 +189,8 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
         "halves": made(task, BATCH // 2),
         "heads": made(last, BATCH),
         "whole": made(task, ROWS),
-        "vectors": vector(1 if stacked else CLIENTS),
+        "pulls": pull(1 if stacked else CLIENTS),
+        "sums": summed,
     }
     if not stacked:
         return pieces | {"passes": passes}
@@ -210,6 +221,7 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 act()
         for _ in range(repeats):
             taken = {key: least(act, taken[key]) for key, act in acts.items()}
+    taken["vectors"] = taken["pulls"] / PULL
     lines = []
     for name in ["fedavg", *algorithms]:
         adds = ALGORITHMS.get(name, Adds())

@@ -37,7 +37,6 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
 from fedtide.core.weights import add, map_leaves, sub, zeros_like
 from fedtide.fields.types import NonNegative
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update, step_server
@@ -101,8 +100,7 @@ def fedcurv(
         fitted = yield Train(task, local, w, shard, moment, rng, Curvature(lam, fisher, pulled))
         if not fitted.steps:
             return None
-        delta = detached(fitted.delta)  # the module is about to have other weights
-        after = add(w, delta)
+        delta, after = fitted.delta, fitted.weights
         diagonal = task.fisher(after, shard)  # F_i
         parts = {"fisher": diagonal, "pulled": map_leaves(torch.mul, diagonal, after.params)}
         next_memory = {"parts": parts, "number": number + 1}

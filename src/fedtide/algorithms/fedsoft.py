@@ -51,7 +51,7 @@ from fedtide.clusters.rounds import (
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
-from fedtide.core.weights import add, sub
+from fedtide.core.weights import sub
 from fedtide.fields.types import Count, Fraction, ModelCount, NonNegative
 from fedtide.learn import SGD, LocalTrainer, Proximal, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
 from fedtide.learn.steps import finite_losses, row_losses
@@ -109,7 +109,8 @@ def fedsoft(
         fitted = yield Train(task, local, start, shard, moment, rng, Proximal(pull) if pull else None)
         if not fitted.steps:
             return None
-        updates = {s: add(sub(start, c), fitted.delta) for s, c in enumerate(centers)}  # w_k - c_s, of weight u_ks n_k
+        after = fitted.weights
+        updates = {s: sub(after, c) for s, c in enumerate(centers)}  # w_k - c_s, of weight u_ks n_k
         next_memory, mean_u = {"shares": u, "number": number}, Weighted(u, client_weight(shard, weighting))
         return answer_models(updates, u, fitted.loss, shard, weighting, next_memory, u=mean_u)
 

@@ -246,7 +246,10 @@ def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
     def mean_of(*leaves: Any) -> Any:
         if not isinstance(leaves[0], Tensor) or not leaves[0].is_floating_point():
             return leaves[largest]
-        total = sum(part * leaf.double() for part, leaf in zip(parts, leaves, strict=True) if part > 0)
+        total = leaves[largest].double() * parts[largest]
+        for k, part in enumerate(parts.tolist()):
+            if part > 0 and k != largest:
+                total.add_(leaves[k], alpha=part)
         return total.to(leaves[0].dtype)
 
     return map_leaves(mean_of, *trees)

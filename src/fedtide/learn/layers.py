@@ -178,12 +178,6 @@ def freeze_weights(weights: Weights, is_frozen: IsIn) -> Weights:
     return Weights(params, weights.buffers | frozen)
 
 
-def thaw_weights(weights: Weights, like: Weights) -> Weights:
-    """Return weights of a task with frozen layers as those of the task without; `like` has its names."""
-    values = weights.buffers | weights.params
-    return Weights({name: values[name] for name in like.params}, {name: values[name] for name in like.buffers})
-
-
 @dataclass(frozen=True)
 class Part:
     """Training of some layers of a model while the others stay as they are.
@@ -217,4 +211,6 @@ class Part:
         """
         start = freeze_weights(weights, self.is_frozen)
         fitted = yield Train(self.task, local, start, shard, moment, rng, loss=loss, features=features)
-        return detached(thaw_weights(fitted.weights, weights)), fitted
+        after = fitted.weights
+        moved = Weights(after.params, {name: after.buffers[name] for name in weights.buffers})
+        return put_layers(weights, detached(moved)), fitted

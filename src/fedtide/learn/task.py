@@ -316,8 +316,10 @@ class Task:
         x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
         stack = None if columns or not len(shard) else self._row_stack(loss, x, y)
         if stack is not None:
-            for rows in torch.arange(len(x)).split(max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)):
-                named = stack.squares(weights, x[rows], y[rows])
+            few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)
+            size = few if stack.by_row else ROWS
+            for part_x, part_y in zip(x.split(size), y.split(size), strict=True):
+                named = stack.squares(weights, part_x, part_y)
                 torch._foreach_add_(squares, [named[name] for name in self.scratch.names])
         else:
             self.scratch.load(weights, train=False)

@@ -185,9 +185,9 @@ class Curvature:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return 2 lam (F v - F w)."""
-        leaves = zip(now, self.fisher, self.pulled, strict=True)
-        pull = [fisher.to(value.device) * value - pulled.to(value.device) for value, fisher, pulled in leaves]
-        torch._foreach_mul_(pull, 2 * self.lam)
+        fisher, pulled = ([leaf.to(now[0].device) for leaf in part] for part in (self.fisher, self.pulled))
+        pull = list(torch._foreach_addcmul(pulled, fisher, now, value=-1))
+        torch._foreach_mul_(pull, -2 * self.lam)
         return pull
 
     def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "StackedCurvature":
@@ -398,10 +398,11 @@ class Alignment:
         return self.tau
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return anchors, their presence, and the weight of each row, which is 0 without an anchor of its class."""
+        """Return the directions of anchors, their presence, and the weight of each row, which is 0 without an anchor of its class."""
         n = len(shard)
         weight = self.strength * self.classes[shard.y]
-        return self.anchors.expand(n, *self.anchors.shape), self.classes.expand(n, len(self.classes)), weight
+        toward, _ = _directed(self.anchors)
+        return toward.expand(n, *toward.shape), self.classes.expand(n, len(self.classes)), weight
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the loss of every row."""
@@ -412,8 +413,7 @@ class Alignment:
 
     def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return the loss of every row, and its gradient by the features."""
-        (anchors, classes, weight), (z, length) = columns, _directed(features)
-        toward = _directed(anchors)[0]
+        (toward, classes, weight), (z, length) = columns, _directed(features)
         cos = torch.matmul(toward, z[..., None])[..., 0]
         logp = F.log_softmax((cos / self.tau).masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4), -1)
         losses = -weight * logp.gather(-1, y[..., None])[..., 0]

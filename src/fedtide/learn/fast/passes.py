@@ -34,7 +34,7 @@ class ModulePasses:
     def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, copies: int) -> None:
         self.stack, self.names, self.copies = LayerStack(scratch, layers, room, None), scratch.names, copies
         self.params = scratch.params
-        self.feature = feature_of(scratch) if copies or self.stack.branches is not None else None
+        self.feature = feature_of(scratch) if copies else self.stack.feature
         values = {name: param.detach() for name, param in scratch.module.named_parameters()}
         self.copied = [
             pair

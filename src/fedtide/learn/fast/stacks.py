@@ -70,6 +70,8 @@ class LayerStack:
         self.layers, self.room, self.branches = layers, room, branch_count(layers)
         products = [layer for layer in layers if isinstance(layer, Product)]
         self.products = sorted(products, key=lambda layer: layer.frozen)  # those that are trained come first
+        self.feature = None if self.branches is None else feature_of(scratch)
+        self.by_row = not all(isinstance(layer, Linear) for layer in products)  # squares need a copy for each row
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
         self.plans: dict[Hashable, Plan] = {}
         self.fitted: Plan | None = None
@@ -79,7 +81,7 @@ class LayerStack:
     def graded_by_features(self, loss: Any) -> Any:
         """Return the gradient of a loss by logits and features; None without it, or without features of one branch."""
         graded = known_part(loss, "graded_by_features") if self.branches == 1 else None
-        return None if graded is None or feature_of(self.scratch) != "shared" else graded
+        return graded if self.feature == "shared" else None
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return one client's parameters in the layout of the stack."""
@@ -155,7 +157,7 @@ class LayerStack:
 
     def features(self, params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: inputs or outputs of its last layer."""
-        shared = feature_of(self.scratch) == "shared"
+        shared = self.feature == "shared"
         return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
 
     def gradient(
@@ -203,7 +205,7 @@ class LayerStack:
         The square of a product of two vectors is the product of their squares, so linear layers need one pass. With a
         convolution each row has a copy of the model.
         """
-        by_row = not all(isinstance(layer, Linear) for layer in self.products)
+        by_row = self.by_row
         starts = self.starts([weights] * (len(x) if by_row else 1))
         if by_row:
             self.read(starts)
