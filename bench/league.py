@@ -54,7 +54,7 @@ class Adds:
         heads: those by the last layer alone.
         whole: gradients of all rows.
         passes: passes without gradients over all rows.
-        vectors: operations on vectors as long as the weights; one takes a third of a pull, which has three other vectors.
+        vectors: operations on vectors as long as the weights, each a third of a pull.
         sums: such vectors that go into sums of the server, beside the update.
         options: of the method.
     """
