@@ -398,7 +398,7 @@ class Alignment:
         return self.tau
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return anchors of length one, their presence, and the weight of each row, 0 without an anchor of its class."""
+        """Return anchors of length one, their presence, and weights of rows, 0 without an anchor of the class."""
         n = len(shard)
         weight = self.strength * self.classes[shard.y]
         toward, _ = _directed(self.anchors)
