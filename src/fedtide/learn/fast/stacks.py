@@ -106,8 +106,8 @@ class LayerStack:
         for layer in self.products:
             named = [weights.buffers | weights.params for weights in received]
             parts = zip(*(layer.layout([values[name] for name in layer.names]) for values in named), strict=True)
-            held = layer.storage("weights", len(received), self.room)
-            layer.weights = [torch.stack(part, out=into) for part, into in zip(parts, held, strict=True)]
+            storage = layer.storage("weights", len(received), self.room)
+            layer.weights = [torch.stack(part, out=into) for part, into in zip(parts, storage, strict=True)]
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Use initial parameters without a copy, for passes that train nothing."""
