@@ -24,6 +24,7 @@ from fedtide.algorithms.fedbabu import fedbabu
 from fedtide.algorithms.fedccfa import draw_balanced, fedccfa, merge
 from fedtide.algorithms.fedpac import fedpac
 from fedtide.algorithms.fedrep import fedrep
+from fedtide.algorithms.moon import moon
 from fedtide.clusters.distance import madd
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
@@ -249,9 +250,9 @@ def test_networks_without_a_row_for_each_class_are_one_line():
         fedccfa(Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm((1, 3))), example=x[:, None]))
 
 
-@pytest.mark.parametrize("make", [fedbabu, fedccfa, fedpac])
+@pytest.mark.parametrize("make", [fedbabu, fedccfa, fedpac, moon])
 def test_a_network_of_one_layer_has_no_trunk(make):
-    with pytest.raises(FedtideError, match=rf"model: found 'one layer', but '{make.__name__}' trains all but the last"):
+    with pytest.raises(FedtideError, match=rf"model: found 'one layer', but '{make.__name__}' needs one below"):
         make(Task(lambda: nn.Sequential(nn.Linear(4, 3)), example=torch.zeros(1, 4)))
     with pytest.raises(FedtideError, match="one layer"):
         make(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4)))

@@ -269,7 +269,7 @@ DISTILLING = ft.LocalTrainer(terms=(Distill(),))
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: ft.algorithms.moon(PLAIN), r"layer: found 'head'"),
+        (lambda: ft.algorithms.moon(PLAIN), r"model: found 'one layer'"),
         (lambda: ft.algorithms.moon(PLAIN, layer="*"), r"layer: found '\*', allowed: a layer"),
         (lambda: ft.algorithms.fedem(PLAIN, DISTILLING, 2),
          r"local.terms: found \['distill'\], but the method trains several branches at once; allowed: none"),

@@ -36,7 +36,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import add
 from fedtide.fields.types import NonNegative, Positive
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, answer_update
-from fedtide.learn.layers import resolve_layer
+from fedtide.learn.layers import HEAD, check_trunk, resolve_layer
 from fedtide.learn.task import join_models, split_models, with_branches
 from fedtide.learn.terms import Contrastive
 from fedtide.models.branched import WHOLE
@@ -62,10 +62,12 @@ def moon(
         layer: the layer whose inputs are the features; "head" is the last one.
 
     Raises:
-        FedtideError: the model has no such layer.
+        FedtideError: the model has no such layer, or none below it.
     """
     if layer == WHOLE:
         raise refused("layer", layer, "a layer of the model, such as 'head'")
+    if layer == HEAD:
+        check_trunk(task, "moon")  # constant features would make the term a constant, too
     layer = resolve_layer(task, layer)
     one = with_branches(task, layer, 1, key="layer")  # a network that also returns its features
 

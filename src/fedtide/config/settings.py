@@ -449,7 +449,7 @@ class Tune(Strict):
     Args:
         sampler: "tpe" learns from earlier trials which values are good (tree-structured Parzen estimator), "random"
             draws, and "grid" plays combinations of `choices`, each once.
-        trials: for each method of a stage.
+        trials: for each method of a stage; None means 20, with "grid" all combinations.
         startup_trials: trials of a method that are drawn at random before "tpe" begins.
         parallel_trials: trials of a method that are asked for at once. They can run in parallel and cannot learn from
             each other; the result depends on this number and not on the number of processes.
@@ -464,7 +464,7 @@ class Tune(Strict):
     """
 
     sampler: Literal["tpe", "random", "grid"] = "tpe"
-    trials: Count = 20
+    trials: Count | None = None
     startup_trials: Count = 8
     parallel_trials: Count = 4
     pruning: Flag = True

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator
-from torch import nn
+from torch import Tensor, nn
 
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import refused, unknown
@@ -16,7 +16,7 @@ from fedtide.fields.types import Distinct
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Train
 from fedtide.learn.task import Task
-from fedtide.models.branched import in_layer
+from fedtide.models.branched import in_layer, refused_last_layer
 
 HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
 """The last layer or the module "head", all other layers, layers that normalize, and all layers."""
@@ -73,8 +73,11 @@ def match_layers(task: Task, layers: Sequence[str], key: str, *, whole: bool = T
 def last_layer(task: Task) -> str:
     """Return the name of the last layer of a task's model, whose inputs are its features; "" if it is the only one.
 
-    This is the whole module "head" if there is one, and else the last layer with parameters. All methods that name a
-    layer "head" mean this one.
+    This is the whole module "head" if there is one, and else the last layer with parameters, in the order in which the
+    model registers them. All methods that name a layer "head" mean this one.
+
+    Raises:
+        FedtideError: the task has an example, and this layer does not make the outputs for it.
 
     >>> last_layer(Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))))
     '2'
@@ -84,7 +87,22 @@ def last_layer(task: Task) -> str:
     'head'
     """
     names = task.scratch.names
-    return HEAD if any(in_layer(name, HEAD) for name in names) else names[-1].rpartition(".")[0]
+    last = HEAD if any(in_layer(name, HEAD) for name in names) else names[-1].rpartition(".")[0]
+    if last and task.example is not None and not _makes_outputs(task, last, task.example):
+        raise refused_last_layer(last)
+    return last
+
+
+def _makes_outputs(task: Task, layer: str, example: Tensor) -> bool:
+    """Tell whether the outputs for an example are as wide as those of a layer."""
+    makes: list[Any] = []
+    hook = task.scratch.module.get_submodule(layer).register_forward_hook(lambda _, __, made: makes.append(made))
+    try:
+        outputs = next(iter(task.outputs(task.scratch.weights, example)))
+    finally:
+        hook.remove()
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    return bool(makes) and isinstance(makes[-1], Tensor) and makes[-1].shape[-1] == first.shape[-1]
 
 
 def in_last_layer(task: Task) -> IsIn:
@@ -112,7 +130,7 @@ def check_trunk(task: Task, method: str) -> None:
         method: name of the method, for the error.
     """
     if all(map(in_last_layer(task), task.scratch.names)):
-        raise refused("model", "one layer", "two layers or more", f"'{method}' trains all but the last one")
+        raise refused("model", "one layer", "two layers or more", f"'{method}' needs one below the last")
 
 
 def pick_layers(weights: Weights, is_in: IsIn) -> Weights:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtide.core.base import Weights
-from fedtide.core.errors import refused, unknown
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.weights import renamed
 from fedtide.fields.types import ModelCount
 
@@ -72,6 +72,18 @@ def branched(
     branches = Branches(holder.get_submodule(name), count, feature)
     setattr(holder, name, branches)
     return Branched(model, branches)
+
+
+def refused_last_layer(layer: str) -> FedtideError:
+    """The error of a model in which the layer that counts as the last one does not make the outputs.
+
+    >>> str(refused_last_layer("body")).partition(";")[0]
+    "model: found the last layer 'body', but it does not make the outputs"
+    """
+    return FedtideError(
+        f"model: found the last layer '{layer}', but it does not make the outputs; allowed: a model whose module "
+        "'head', or else whose last layer with parameters, does"
+    )
 
 
 def in_layer(name: str, layer: str) -> bool:

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.errors import refused
-
-MAKES_OUTPUTS = "a model whose module `head`, or else whose last layer with parameters, makes the outputs"
+from fedtide.models.branched import refused_last_layer
 
 
 class Noting(nn.Module):
@@ -45,5 +43,5 @@ class TwoHeaded(nn.Module):
         features, noting.features = noting.features, None
         personal = None if features is None else self.own(features.detach())  # the loss of P does not reach the trunk
         if personal is None or personal.shape != generic.shape:
-            raise refused("model", self._layer, MAKES_OUTPUTS, "this last layer does not make the outputs")
+            raise refused_last_layer(self._layer)
         return torch.cat([generic, personal], -1) if self.training else generic + personal

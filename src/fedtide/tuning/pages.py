@@ -83,8 +83,8 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
     )
     caption = (
         f"{experiment.score.capitalize()} on validation rows of each trial, or at its last evaluation, in their order "
-        "and against each value; failed trials without one stand at 0. Dashed lines are the ends of the range: a star "
-        "beside one says that the range should be wider."
+        "and against each value; failed trials without one stand at 0. Dashed lines are the ends of a range: a star "
+        "at an end says that the range should be wider."
     )
     pictures = [
         (f"{tuned.search.title}: trials", caption, draw_trials(tuned, experiment.score))

@@ -42,7 +42,7 @@ from fedtide.config import (
 from fedtide.config.overrides import assign, locate, seed_list
 from fedtide.core.atomic import write_text
 from fedtide.core.base import Scores
-from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
+from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown, within
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import append_line, read_rounds, run_lock
 from fedtide.core.rng import Rng
@@ -76,6 +76,8 @@ Placed = list[tuple[Place, Any]]
 FIXED = ("name", "algorithm", "shift", "safe", "transforms")
 """Keys of a method that no search may change, so that all compared methods meet the same data."""
 
+USUAL_TRIALS = 20
+"""Trials of a method, if none are set."""
 NEAR = 0.05
 """Share of a range within which a value counts as lying at its edge."""
 
@@ -169,8 +171,7 @@ def stages(experiment: Experiment, where: str = "experiment") -> list[list[Searc
     Raises:
         FedtideError: a key, a method or a range is invalid.
     """
-    tune = tune_of(experiment, where)
-    return [_searches(stage, tune, names_of(experiment), where) for stage in tune.stages()]
+    return [_searches(stage, experiment, where) for stage in tune_of(experiment, where).stages()]
 
 
 def names_of(experiment: Experiment) -> dict[str, str]:
@@ -180,7 +181,9 @@ def names_of(experiment: Experiment) -> dict[str, str]:
     return {name: full for name, full in zip(written, shown, strict=True) if written.count(name) == 1} | shown
 
 
-def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: str) -> list[Search]:
+def _searches(stage: TuneStage, experiment: Experiment, where: str) -> list[Search]:
+    tune, methods = tune_of(experiment, where), names_of(experiment)
+    swept = [key for keys in experiment.sweep for key in keys.split(", ")] if tune.over_sweep else []
     names = list(dict.fromkeys(methods.values()))
     at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
     among = [methods.get(name, name) for name in stage.methods or ()]
@@ -189,6 +192,10 @@ def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: s
             raise unknown(f"{at}.methods", name, names, quoted=True)
     allowed = names if stage.methods is None else list(dict.fromkeys(among))
     about = {key: _about(key, methods, f"{at}.ranges.{key}") for key in stage.ranges}
+    scratch = base_of(experiment)
+    for key in about:
+        with within(f"{at}.ranges"):
+            assign(scratch, key.split("."), None)  # raises if there is no such method
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
             raise unknown(f"{at}.ranges.{key}", method, allowed, quoted=True)
@@ -209,8 +216,11 @@ def _searches(stage: TuneStage, tune: Tune, methods: Mapping[str, str], where: s
         places = [parameter.place for parameter in parameters]
         if twice := next((place for i, place in enumerate(places) if place in places[:i]), None):
             raise FedtideError(f"{at}.ranges: two ranges are about '{'.'.join(twice)}'")
-        count = stage.trials or tune.trials
-        if tune.sampler == "grid" and count > (most := _combinations(at, parameters)):
+        for parameter in parameters:
+            _refuse_swept(parameter, methods, swept)
+        most = _combinations(at, parameters) if tune.sampler == "grid" else None
+        count = stage.trials or tune.trials or most or USUAL_TRIALS
+        if most is not None and count > most:
             raise refused(f"{at}.trials", count, f"1 to {most}", f"'{name}' has no more combinations")
         out.append(Search(stage.name, name, count, tuple(parameters)))
     return out
@@ -229,15 +239,32 @@ def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None
     if first != "method" or not path or "" in path:
         because = "all methods of a comparison share the rest"
         raise FedtideError(f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': {because}")
+    method, rest = _parted(path, methods)
+    if not rest or rest[0] in FIXED:
+        first_key = "".join(rest[:1])
+        raise refused(label, first_key, f"a key of the method other than {', '.join(FIXED)}")
+    return method, rest
+
+
+def _parted(path: Sequence[str], methods: Mapping[str, str]) -> tuple[str | None, Place]:
+    """Return the method that a key below `method` is about (None for all), and the key within it."""
     names = list(dict.fromkeys(methods.values()))
     which, rest = locate(path, names)
     if which is None and not path[0].isdigit():  # a name as it is written in the file, without its form
         place, rest = locate(path, list(methods))
         which = None if place is None else names.index(methods[list(methods)[place]])
-    if not rest or rest[0] in FIXED:
-        first_key = "".join(rest[:1])
-        raise refused(label, first_key, f"a key of the method other than {', '.join(FIXED)}")
     return None if which is None else names[which], tuple(rest)
+
+
+def _refuse_swept(parameter: Parameter, methods: Mapping[str, str], swept: Iterable[str]) -> None:
+    """Raise if a key that trials set is swept, too: each point would set it anew."""
+    for key in swept:
+        first, *path = key.split(".")
+        method, rest = _parted(path, methods) if first == "method" and path else (None, ())
+        for _, name, *tuned in (parameter.place, *parameter.also) if rest else ():
+            length = min(len(rest), len(tuned))
+            if method in (None, name) and list(rest[:length]) == tuned[:length]:
+                raise FedtideError(f"{parameter.where}: the sweep sets '{key}', too; allowed: one of the two")
 
 
 def _elsewhere(key: str, methods: Mapping[str, str], label: str) -> Place:
@@ -291,7 +318,16 @@ def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
 
     >>> at_edge(Range(low=0.01, high=1.0, log=True), 0.9), at_edge(Range(low=0.0, high=1.0), 0.5)
     ('high', None)
+
+    Of choices the least and the largest number are ends.
+
+    >>> at_edge(Range(choices=[0.1, 0.3, 1.0]), 1.0), at_edge(Range(choices=["sgd", "adam"]), "adam")
+    ('high', None)
     """
+    if range_.choices is not None:
+        numbers = sorted({c for c in range_.choices if isinstance(c, int | float) and not isinstance(c, bool)})
+        inside = len(numbers) < 2 or value not in (numbers[0], numbers[-1])
+        return None if inside else "low" if value == numbers[0] else "high"
     if range_.low is None or range_.high is None or range_.low == range_.high:
         return None
     low, high, at = (math.log(v) if range_.log else float(v) for v in (range_.low, range_.high, value))

@@ -70,16 +70,22 @@ def test_a_copy_of_a_network_with_two_heads_works_by_itself(layer):
     assert not torch.equal(twin(x), heads(x))
 
 
-def test_a_second_head_is_refused_beside_a_layer_that_makes_no_outputs():
-    class Swapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.top, self.body = nn.Linear(6, 3), nn.Linear(4, 6)
+class Swapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top, self.body = nn.Linear(6, 3), nn.Linear(4, 6)
 
-        def forward(self, x):
-            return self.top(self.body(x).relu())
+    def forward(self, x):
+        return self.top(self.body(x).relu())
 
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "fedrod", "fedccfa", "fedpac", "moon"])
+def test_a_last_layer_that_makes_no_outputs_is_refused(name):
+    with pytest.raises(FedtideError, match="the last layer 'body', but it does not make the outputs"):
+        getattr(ft.algorithms, name)(ft.Task(Swapped, example=EXAMPLE))
+
+
+def test_a_second_head_is_refused_without_an_example_too():
     population = ft.population(torch.randn(40, 4), torch.arange(40) % 3, ft.data.IID(clients=2))
-    method = ft.algorithms.fedrod(ft.Task(Swapped, example=EXAMPLE), cohort=2)
-    with pytest.raises(FedtideError, match="model: found 'body', but this last layer does not make the outputs"):
-        ft.simulate(method, population, rounds=1)
+    with pytest.raises(FedtideError, match="the last layer 'body', but it does not make the outputs"):
+        ft.simulate(ft.algorithms.fedrod(ft.Task(Swapped), cohort=2), population, rounds=1)

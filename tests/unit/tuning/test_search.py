@@ -70,6 +70,7 @@ def test_a_grid_plays_each_combination_once(tmp_path):
         (values,) = asked(search, before, tune, 1)
         before.append(Trial("", "A", number, values, "finished", accuracy=0.5))
     assert len({tuple(trial.values.values()) for trial in before}) == 6
+    assert search_of(ranges, sampler="grid")[0].trials == 6
     with pytest.raises(FedtideError, match="trials: found 7, but 'A' has no more combinations; allowed: 1 to 6"):
         search_of(ranges, sampler="grid", trials=7)
     with pytest.raises(FedtideError, match=r"allowed: choices = \[...\], because .*sampler is 'grid'"):

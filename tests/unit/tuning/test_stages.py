@@ -58,7 +58,9 @@ def test_a_table_that_cannot_be(tune, said):
         (Range(low=1, high=50, whole=True), 50, "high"),
         (Range(low=0, high=1, step=0.02), 0.02, None),
         (Range(low=2, high=2), 2, None),
-        (Range(choices=(1, 2)), 2, None),
+        (Range(choices=(1, 2)), 2, "high"),
+        (Range(choices=(0.3, 0.1, 1.0)), 0.3, None),
+        (Range(choices=({"kind": "sgd"}, True, 2)), True, None),
     ],
 )
 def test_the_edge_of_a_range(range_, value, edge):
@@ -185,3 +187,17 @@ def test_what_follows_from_the_rhythm_follows_it_with_each_value():
 
     assert peak(2) != peak(3)
     assert peak(2) == from_dict(tunable({**fedtem, "branches": 2}, shift=shift)).method[0].options["prior"]
+
+
+@pytest.mark.parametrize("key", ["method.local.lr", "method.A.local.lr", "method.A.local"])
+def test_over_a_sweep_no_trial_sets_what_the_sweep_sets(key):
+    values = [0.1, 0.2] if key.endswith("lr") else [{"lr": 0.1}, {"lr": 0.2}]
+    experiment = tuning(sweep={key: values}, tune={"over_sweep": True, "ranges": {"method.local.lr": RATE}})
+    with pytest.raises(FedtideError, match=rf"ranges.method.local.lr: the sweep sets '{key}', too; allowed: one of"):
+        stages(experiment)
+    stages(tuning(sweep={key: values}, tune={"ranges": {"method.local.lr": RATE}}))
+
+
+def test_a_method_that_is_not_there_is_named():
+    with pytest.raises(FedtideError, match=r"tune.ranges: method.AA.local.lr: no method is called 'AA'; .*'A'"):
+        stages(tuning(tune={"ranges": {"method.AA.local.lr": RATE}}))
