@@ -84,6 +84,8 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
         return
     doc = documented(kind)
     yield doc.prose
+    if tags(kind):
+        yield f"The only kind is {code(tags(kind)[0])}."
     yield keys(kind, path)
     yield from section(kind, path, level + 1)
 

@@ -1,6 +1,7 @@
 """Shape of an experiment file, read from types: tables, their keys and choices; and errors about them in one line."""
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -109,6 +110,7 @@ def tags(kind: Any) -> tuple[str, ...]:
     return next((get_args(hint) for hint in hints if get_origin(hint) is Literal), ())
 
 
+A_TABLE = "a table"
 NUMBERS = {
     "greater_than": "greater than {gt}",
     "greater_than_equal": "{ge} or more",
@@ -121,7 +123,7 @@ NUMBERS = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("dict_type", "model_type", "dataclass_type", "model_attributes_type"), "a table"),
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type", "model_attributes_type"), A_TABLE),
 }
 """What is allowed, by pydantic's name of a problem."""
 
@@ -167,6 +169,10 @@ def _describe(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
         return f"found {shown(value)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
         hint, allowed = _below(key, value, kind), NUMBERS[name].format(**context)
+        if allowed == A_TABLE and (kinds := tags_of(kind)):
+            allowed = f"one of {', '.join(map(repr, kinds))}, or a table with such a kind"
+        if isinstance(value, float) and math.isnan(value):
+            allowed = f"a number, {allowed}"
         return f"found {shown(value)}, {f'{hint} Allowed' if hint else 'allowed'}: {allowed}"
     if name in ("too_short", "string_too_short"):
         return f"found {shown(value)}, allowed: {context['min_length']} or more"
@@ -185,7 +191,7 @@ def unknown_key(path: str, key: str, kind: Any, elsewhere: Elsewhere = lambda wo
     inside = [f"'{table}.{name}'" for table, hint in tables for name in meant(key, names_of(hint))]
     other = "" if meant(key, names) else " or ".join(inside) if len(inside) in (1, 2) else elsewhere(key)
     if other.startswith(f"'{path}'"):
-        return f"unknown key with this kind; allowed: {', '.join(names)}"
+        return f"unknown key with this choice; allowed: {', '.join(names)}"
     return f"unknown key; did you mean {other}? Allowed: {', '.join(names)}" if other else f"unknown key; {line}"
 
 

@@ -229,7 +229,8 @@ class LocalTrainer:
         lr_schedule: factor on the learning rate over the rounds.
         augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
         proximal: strength mu of FedProx's pull toward the received weights; 0 for none.
-        terms: terms that are added to the loss, in training only; `terms = ["distill"]` adds that of FedNTD.
+        terms: terms that are added to the loss, in training only, beside `proximal`; `terms = ["distill"]` adds that of
+            FedNTD. There is one `loss`, and the contrast of MOON is a method.
     """
 
     lr: Annotated[Positive, ForWeights] = 0.1

@@ -83,6 +83,8 @@ class Need:
 class OnNeed(Transform):
     """Rounds train only if accuracy has fallen or is still rising; participants judge the model first.
 
+    They judge what they would use: if the method fine-tunes for each client, every judgment fine-tunes, too.
+
     Args:
         fall: training begins if the mean accuracy is so far below the best one.
         rise: a new best accuracy is so far above the one before.

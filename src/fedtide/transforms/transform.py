@@ -64,7 +64,8 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
                 raise FedtideError(
                     f"transforms: '{transform.label}' is a second way to personalize; put it into others"
                 )
-            raise FedtideError(f"transforms: '{transform.kind}' is given twice (safe = true has some); leave one out")
+            twice = "stands twice, by itself or through safe = true"
+            raise FedtideError(f"transforms: '{transform.kind}' {twice}; leave one out")
         if why := why_not(plain, transform):
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
         changed = replace(transform(changed), plain=plain, transforms=(*changed.transforms, transform))

@@ -218,7 +218,7 @@ def _searches(stage: TuneStage, experiment: Experiment, where: str) -> list[Sear
             raise FedtideError(f"{at}.ranges: two ranges are about '{'.'.join(twice)}'")
         for parameter in parameters:
             _refuse_swept(parameter, methods, swept)
-        most = _combinations(at, parameters) if tune.sampler == "grid" else None
+        most = _combinations(parameters) if tune.sampler == "grid" else None
         count = stage.trials or tune.trials or most or USUAL_TRIALS
         if most is not None and count > most:
             raise refused(f"{at}.trials", count, f"1 to {most}", f"'{name}' has no more combinations")
@@ -226,10 +226,10 @@ def _searches(stage: TuneStage, experiment: Experiment, where: str) -> list[Sear
     return out
 
 
-def _combinations(where: str, parameters: Iterable[Parameter]) -> int:
+def _combinations(parameters: Iterable[Parameter]) -> int:
     for parameter in parameters:
         if parameter.range.choices is None:
-            raise FedtideError(f"{parameter.where}: allowed: choices = [...], because {where}.sampler is 'grid'")
+            raise FedtideError(f"{parameter.where}: allowed: choices = [...], because the sampler is 'grid'")
     return math.prod(len(parameter.range.choices or ()) for parameter in parameters)
 
 

@@ -177,7 +177,11 @@ WRONG = [
     ("shift/who/period", 1e-300, r"shift: found who.period 1e-300, allowed: 1 round or more \(clock = 'rounds'\)"),
     ("data/source/classes", 1, "data.source.classes: found 1, allowed: 2 or more"),
     ("sweep/rounds", list(range(1, 1200)), "sweep: number of points: found 1199, allowed: at most 1000"),
-    ("fleet/address", "auto", "fleet.address: unknown key with this kind; allowed: workers, channels_last, device, th"),
+    (
+        "fleet/address",
+        "auto",
+        "fleet.address: unknown key with this choice; allowed: workers, channels_last, device, th",
+    ),
     ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
     ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
     ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),

@@ -122,9 +122,9 @@ MEANINGLESS = [
     ({"algorithm": "local", "transforms": ["pooled"]}, "its clients train no model together"),
     (
         {"algorithm": "ifca", "safe": True, "transforms": ["anchored"]},
-        "'anchored' is given twice (safe = true has some)",
+        "'anchored' stands twice, by itself or through safe = true",
     ),
-    ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' is given twice"),
+    ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' stands twice"),
     ({"algorithm": "ifca", "transforms": [{"kind": "shared", "layers": "haed"}]}, "'haed'"),
     ({"algorithm": "fielding", "q": 1.0, "transforms": ["pooled"]}, "no mean of updates"),
 ]

@@ -76,6 +76,9 @@ class RowTransform(Protocol):
         return ()
 
 
+ALIKE = "labels of the first group stay, and there is no other"
+
+
 @dataclass(frozen=True)
 class ByGroup(RowTransform):
     """A transform by the client's group."""
@@ -165,6 +168,8 @@ class Permutation(Reading):
         """Raise if the transform does not fit the data; `classes` is None for sequences."""
         classes = check_exchangeable(self.kind, classes)
         if not self.permutations:
+            if groups < 2:
+                raise refused("shift.how.kind", self.kind, "two groups of clients or more (data.groups)", ALIKE)
             return
         if len(self.permutations) != groups:
             raise refused("shift.how.permutations", self.permutations, f"one per group, {groups}")
