@@ -73,8 +73,8 @@ def match_layers(task: Task, layers: Sequence[str], key: str, *, whole: bool = T
 def last_layer(task: Task) -> str:
     """Return the name of the last layer of a task's model, whose inputs are its features; "" if it is the only one.
 
-    This is the whole module "head" if there is one, and else the last layer with parameters, in the order in which the
-    model registers them. All methods that name a layer "head" mean this one.
+    This is the whole module "head" if there is one, and else the last layer with parameters. Their order is that in
+    which the model registers them. All methods that name a layer "head" mean this one.
 
     Raises:
         FedtideError: the task has an example, and this layer does not make the outputs for it.
@@ -95,14 +95,14 @@ def last_layer(task: Task) -> str:
 
 def _makes_outputs(task: Task, layer: str, example: Tensor) -> bool:
     """Tell whether the outputs for an example are as wide as those of a layer."""
-    makes: list[Any] = []
-    hook = task.scratch.module.get_submodule(layer).register_forward_hook(lambda _, __, made: makes.append(made))
+    results: list[Any] = []
+    hook = task.scratch.module.get_submodule(layer).register_forward_hook(lambda _, __, y: results.append(y))
     try:
         outputs = next(iter(task.outputs(task.scratch.weights, example)))
     finally:
         hook.remove()
     first = outputs[0] if isinstance(outputs, tuple) else outputs
-    return bool(makes) and isinstance(makes[-1], Tensor) and makes[-1].shape[-1] == first.shape[-1]
+    return bool(results) and isinstance(results[-1], Tensor) and results[-1].shape[-1] == first.shape[-1]
 
 
 def in_last_layer(task: Task) -> IsIn:

@@ -202,6 +202,7 @@ REFUSED = [
         "exchanges labels, and there is one label",
     ),
     (lambda: people(how=LabelSwaps(concepts=5)), "concepts: found 5, allowed: at most 4, because there are 4 labels"),
+    (lambda: people(how=Permutation()), "labels of the first group stay, and there is no other; allowed: two groups"),
     (lambda: people(how=Permutation(permutations=((0, 1, 2, 3),) * 2)), "allowed: one per group, 1"),
     (
         lambda: people(how=Permutation(permutations=((0, 1, 2, 2),))),
