@@ -169,8 +169,8 @@ def _describe(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
         return f"found {shown(value)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
         hint, allowed = _below(key, value, kind), NUMBERS[name].format(**context)
-        if allowed == A_TABLE and (kinds := tags_of(kind)):
-            allowed = f"one of {', '.join(map(repr, kinds))}, or a table with such a kind"
+        if allowed == A_TABLE and (choices := tags_of(kind)):
+            allowed = f"one of {', '.join(map(repr, choices))}, or a table with such a kind"
         if isinstance(value, float) and math.isnan(value):
             allowed = f"a number, {allowed}"
         return f"found {shown(value)}, {f'{hint} Allowed' if hint else 'allowed'}: {allowed}"
