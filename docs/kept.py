@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from fedtide.config import has_choice
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -54,8 +56,8 @@ def recipe(path: Path) -> str:
     if len(points) == 1:
         parts += [as_markdown(**points[0]["results"]), _claims(points[0])]
         return "\n\n".join(part for part in parts if part)
-    methods = list(points[0]["accuracy"])
-    rows = [[name, *(_cell(point, name, result["chosen"]) for point in points)] for name in methods]
+    methods, chosen = list(points[0]["accuracy"]), result["chosen"] if has_choice(content.get("sweep", ())) else {}
+    rows = [[name, *(_cell(point, name, chosen) for point in points)] for name in methods]
     parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
     claims = [row[0] for row in points[0]["claims"]["rows"]]
     verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(claims)]

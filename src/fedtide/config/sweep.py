@@ -3,7 +3,7 @@
 import copy
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from fedtide.config.writing import resolved
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.draw.prose import slug
 
+WORLDS = {"data", "shift", "devices", "wire"}
+"""Parts of keys that change what methods meet, so that no point of their sweep is better than others."""
 MOST = 1000
 """Points of a sweep: each has a configuration, a folder and figures of its own."""
 
@@ -90,6 +92,16 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
                 raise refused(f"{where}: sweep.'{keys}'", choice, allowed)
         out[first] = tuple(choice[0] for choice in choices) if others else choices
     return out
+
+
+def has_choice(sweep: Iterable[str]) -> bool:
+    """Tell whether all swept keys are of methods, so that a method can choose its point.
+
+    >>> has_choice(["method.local.lr, rounds"]), has_choice(["method.local.lr, data.partition"]), has_choice([])
+    (True, False, False)
+    """
+    keys = [key for side_by_side in sweep for key in side_by_side.split(", ")]
+    return bool(keys) and not any(WORLDS & set(key.split(".")) for key in keys)
 
 
 def matching(part: str, names: Sequence[str]) -> list[str]:

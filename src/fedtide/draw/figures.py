@@ -33,11 +33,14 @@ OWN_COLOR, OTHER_COLOR = "#4D4D4D", "#BDBDBD"
 """Colors of a client's own expert, and of models beyond the palette."""
 CHANGE, LEVEL, SHARE = "RdBu_r", "cividis", "Blues"
 """Color maps readable with any kind of color vision: around zero, from low to high, from none to all."""
+TWO_LINES = 0.5
+"""Height of a legend of two lines in inches, for which figures have room."""
 MOST_MARKS = 40
 """Maximum number of events that are marked."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
+    "text.hinting": "none",  # else lines are measured higher than they are drawn
     "pdf.fonttype": 42,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
@@ -203,14 +206,19 @@ def leftmost(axes: Axes) -> bool:
     return place is not None and place.is_first_col()
 
 
-def columns(names: Sequence[str], room: float) -> int:
-    """Return the number of columns, at most four, of a legend with these names no wider than `room` inches.
+def columns(names: Sequence[str], room: float = 8.4, most: int = 4) -> int:
+    """Return the number of columns, at most `most`, of a legend with these names no wider than `room` inches.
 
-    >>> columns(["FedAvg", "IFCA"], 8.4), columns(["a name of some length"] * 4, 5.4), columns(["x" * 40], 2)
+    >>> columns(["FedAvg", "IFCA"]), columns(["a name of some length"] * 4, 5.4), columns(["x" * 40], 2)
     (2, 2, 1)
+    >>> columns(["x" * 40, "x", "x", "x"], 5.4)
+    3
     """
-    wide = 0.6 + 0.075 * max(map(len, names))
-    return max(min(len(names), 4, int(room / wide)), 1)
+    lengths = [len(name) for name in names]
+    for count in range(min(len(names), most), 1, -1):
+        if sum(0.6 + 0.075 * max(part) for part in np.array_split(lengths, count)) <= room:
+            return count
+    return 1
 
 
 def legend_above(axes: Axes, room: float = 8.4) -> None:
@@ -231,9 +239,17 @@ def figure_legend(figure: Figure, panels: Iterable[Axes], wide: float | None = N
     figure.legend([*handles.values()], [*handles], loc="outside upper left", ncols=ncols, fontsize=9)
 
 
-def small_legend(axes: Axes, ncols: int = 4) -> None:
-    """Draw a small legend above a low panel."""
+def small_legend(axes: Axes, most: int = 4) -> None:
+    """Draw a small legend of at most so many columns above a low panel."""
+    ncols = columns(axes.get_legend_handles_labels()[1], most=most)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=8, borderaxespad=0.2)
+
+
+def _make_room(figure: Figure) -> None:
+    """Let a figure grow by the height of legends beyond two lines, so that no name is cut and no panel shrinks."""
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    heights = [legend.get_window_extent().height / figure.dpi for legend in legends]
+    figure.set_figheight(figure.get_figheight() + sum(max(height - TWO_LINES, 0) for height in heights))
 
 
 def draw_areas(
@@ -331,6 +347,7 @@ class Drawn(str):
 
 def svg(figure: Figure, title: str) -> Drawn:
     """Return the figure as an element with a title and, for screen readers, a description in numbers."""
+    _make_room(figure)
     buffer = io.StringIO()
     save_figure(figure, buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

@@ -295,7 +295,7 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> figures.
     starts = itertools.accumulate((len(record.names) for _, record in records), initial=0)
     numbered = zip(starts, (record for _, record in records), strict=False)
     curves = {start + number: c for start, record in numbered for number, c in record.accuracies.items()}
-    figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(names)))
+    figure = Figure(figsize=(9.6, 4.0))
     axes = figure.subplots()
     views = {record.whose for _, record in records}
     score = " or ".join(sorted({record.experiment.score for _, record in records}))

@@ -522,10 +522,11 @@ def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw which model or branch answers for each client over time.
 
     Rows are clients of the first seed, by true group; the color is the model or branch of most of a client's rows.
-    Below: share of the clients at each model. Numbers of models have no meaning.
+    Below: share of the clients at each model. Numbers of models have no meaning. Methods that never had clients at
+    more than one model are left out.
     """
     members = {m.name: membership(m.runs[0], record.clustered, record.groups) for _, m in record.numbered}
-    members = {name: clusters for name, clusters in members.items() if (clusters.slots >= 0).any()}
+    members = {name: clusters for name, clusters in members.items() if len(_numbers(clusters.slots)) > 1}
     if not members:
         return None
     maps = [(figures.label(name), clusters, "slots", figures.model_color) for name, clusters in members.items()]
@@ -552,7 +553,8 @@ def clusters_over_time(record: ExperimentRecord) -> figures.Drawn | None:
     figure.legend(handles=patches, loc="outside upper left", ncols=6, fontsize=9, columnspacing=1.2)
     if truth is not None:
         patches = [Patch(color=figures.group_color(n), label=figures.label(groups[n])) for n in _numbers(truth.groups)]
-        figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2,
+        ncols = figures.columns([str(patch.get_label()) for patch in patches], most=8)
+        figure.legend(handles=patches, loc="outside lower left", ncols=ncols, fontsize=9, columnspacing=1.2,
                       title="true groups", alignment="left", title_fontsize=9)  # fmt: skip
     return figures.svg(figure, "clusters of clients over time")
 

@@ -284,7 +284,7 @@ def blend_learned(record: ExperimentRecord) -> figures.Drawn | None:
         ("#444444", TRUE_DASHES, "as it was"),
     ]
     handles = [Line2D([], [], color=color, ls=dashes, lw=2, label=name) for color, dashes, name in lines]
-    ncols = min(len(handles), 6 if len(runs) > 1 else 3)
+    ncols = figures.columns([name for *_, name in lines], figure.get_figwidth() - 0.6, 6)
     figure.legend(handles=handles, loc="outside upper left", ncols=ncols, fontsize=9)
     return figures.svg(figure, "the blend that was learned")
 

@@ -212,16 +212,22 @@ def _sweep(study: Study, name: str) -> Section:
         own_weight_over_sweep(study),
     )
     heading = f"All points of the sweep{f' of {name}' if name else ''}"
+    how = "each method's point is chosen by validation rows, never by test rows" if study.chosen else study.unchosen
+    caption = "; ".join(filter(None, [f"Late {study.summaries[0].score} at every point", how]))
+    shown = f" {len(sections)} of {len(study.summaries)} points have a section below." if others else ""
     return Section(
         to_pictures([picture], name),
         [Part("", table, caption, anchor(title, name)) for title, table, caption in tables],
         heading,
-        f"{len(sections)} of {len(study.summaries)} points have a section below." if others else "",
+        f"{caption}.{shown}",
     )
 
 
 def sweep_table(study: Study) -> Table:
-    """Build the table of late accuracy at every point of a sweep, with a mark at each method's chosen point."""
+    """Build the table of late accuracy at every point of a sweep, with a mark at each method's chosen point.
+
+    Points are rows, or columns if there are more methods.
+    """
     names = list(dict.fromkeys(method.name for summary in study.summaries for method in summary.methods))
     rows = []
     for summary in study.summaries:
@@ -229,6 +235,9 @@ def sweep_table(study: Study) -> Table:
         cells = [percent(methods[name].measure(methods[name].score)) if name in methods else "-" for name in names]
         marks = [" ← chosen" if study.chosen.get(name) is summary else "" for name in names]
         rows.append([summary.point, *(cell + mark for cell, mark in zip(cells, marks, strict=True))])
+    if len(names) > len(rows):
+        header, *turned = map(list, zip(["method", *names], *rows, strict=True))
+        return Table(header, turned)
     return Table(["point", *names], rows)
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import axes
+from fedtide.config import axes, has_choice
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS, plain, read_rounds
@@ -49,7 +49,9 @@ def read_study(root: Path) -> Study:
     if nano:
         claims = [replace(claim, verdict="") for claim in claims]
         summaries = [replace(s, claims=[replace(claim, verdict="") for claim in s.claims]) for s in summaries]
-    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), nano, root)
+    choice = has_choice(experiment.sweep)
+    chosen = chosen_points(summaries) if choice else {}
+    return Study(records, summaries, chosen, claims, swept, axes(experiment), nano, root, choice)
 
 
 def read_finished(root: Path) -> Study:

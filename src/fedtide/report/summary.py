@@ -189,12 +189,13 @@ class Study:
     Args:
         records: record of each point.
         summaries: summary of each point.
-        chosen: point of each method with the best late validation accuracy; empty without a sweep.
+        chosen: point of each method with the best late validation accuracy; empty without a sweep of methods' keys.
         claims: claims about parts of the sweep.
         swept: true for a sweep.
         axes: swept keys and their values; points are their product, in order.
         nano: true at the scale whose numbers mean nothing.
         root: the folder.
+        choice: true for a sweep of methods' keys alone, in which each method has a point that is its best.
     """
 
     records: list[ExperimentRecord]
@@ -205,3 +206,10 @@ class Study:
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     nano: bool = False
     root: Path = Path()
+    choice: bool = False
+
+    @property
+    def unchosen(self) -> str:
+        """The reason why no method chose a point; "" if one did, or if there is nothing to choose."""
+        lack = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
+        return lack if self.choice and len(self.summaries) > 1 and not self.chosen else ""

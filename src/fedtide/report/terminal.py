@@ -82,8 +82,8 @@ def print_results(study: "Study", screen: Console) -> None:
             write(f"{pair.name} is {SAME_RUN.format(pair.baseline)}")
     for claim in [claim for summary in study.summaries for claim in summary.claims] + study.claims:
         write(f"{claim.verdict or 'not judged at nano'}: {claim.claim} ({format_claim(claim)})")
-    if len(study.summaries) > 1 and not study.chosen:
-        write("no point was chosen: no validation rows were judged (data.split.val, eval_splits)")
+    if study.unchosen:
+        write(study.unchosen)
 
 
 def print_table(content: Content, screen: Console, title: str = "") -> None:

@@ -8,19 +8,26 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import matplotlib
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedtide.core.errors import FedtideError
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.report.accuracy import accuracy_over_rounds
+from fedtide.report.clusters import membership
 from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
+from fedtide.report.study import read_study
+from fedtide.report.terminal import console, print_results
+from fedtide.report.topics import PICTURES
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers import studies
 from helpers.pages import Page
-from helpers.studies import MOMENTUM, STEADY, A, study
+from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, study
 
 
 def finished(root: Path, *methods: dict, **changes) -> Path:
@@ -120,6 +127,74 @@ def test_methods_may_have_any_name(tmp_path, names):
     assert "b" not in page.tags
     for name in names:
         assert name in page.text["text"].replace("\xa0", " "), f"{name} is missing in the legends"
+
+
+LEGENDS = {
+    "above": lambda axes: figures.legend_above(axes[0]),
+    "narrow": lambda axes: figures.legend_above(axes[0], room=5.4),
+    "small": lambda axes: figures.small_legend(axes[0]),
+    "of the figure": lambda axes: figures.figure_legend(axes[0].figure, axes),
+}
+
+
+@pytest.mark.parametrize("count", [4, 20, 51])
+@pytest.mark.parametrize("legend", LEGENDS)
+@matplotlib.rc_context({**figures.STYLE, "figure.constrained_layout.use": True})
+def test_a_legend_is_never_cut_and_leaves_panels_their_height(legend, count):
+    figure = Figure(figsize=(6.4 if legend == "narrow" else 9.6, 4.6))
+    axes = figure.subplots(2, 1, height_ratios=(3.0, 1.0))
+    for number in range(count):
+        axes[0].plot(
+            [0, 1], [0, number], label=figures.label(f"FedAvg, {number} times the steps" + " more" * (number % 4))
+        )
+    LEGENDS[legend](axes)
+    figures.svg(figure, "a picture")
+    drawn = (figure.legends or [axes[0].get_legend()])[0].get_window_extent()
+    assert 0 <= drawn.x0 < drawn.x1 <= figure.bbox.x1
+    assert 0 <= drawn.y0 < drawn.y1 <= figure.bbox.y1
+    high = [panel.get_window_extent().height / figure.dpi for panel in axes]
+    assert min(high[0] / 2, high[1] / 0.6) > 1
+
+
+def test_clusters_over_time_are_those_of_methods_that_have_some(tmp_path):
+    """A fine-tuned model and IFCA of one cluster have one model for all, so that their panels would be of one color."""
+    of_one = {**A, "name": "of one", "algorithm": "ifca", "clusters": 1}
+    tuned = {**A, "name": "tuned", "transforms": ["fine-tuned"]}
+    root = finished(tmp_path / "run", tuned, of_one, {**A, "name": "true groups", "algorithm": "oracle"}, rounds=2)
+    (record,) = read_experiment(root)
+    slots = {m.name: membership(m.runs[0], record.clustered, record.groups).slots for m in record.methods}
+    assert {name: len(np.unique(slot)) for name, slot in slots.items()} == {
+        "tuned (fine-tuned)": 1,
+        "of one": 1,
+        "true groups": 2,
+    }
+    assert [axes.get_title() for axes in PICTURES["clusters"](record).figure.axes] == ["true groups", ""]
+    (alone,) = read_experiment(finished(tmp_path / "alone", tuned, of_one, rounds=2))
+    assert PICTURES["clusters"](alone) is None
+
+
+SWEEPS = [
+    ({"method.local.lr": [0.1, 0.2]}, True, True),
+    ({"method.local.lr": [0.1, 0.2]}, False, True),
+    ({"shift.who": ["always", {"kind": "periodic", "period": 4.0}]}, True, False),
+    ({"method.local.lr, data.split.test": [[0.1, 0.2], [0.2, 0.3]]}, False, False),
+]
+
+
+@pytest.mark.parametrize(("sweep", "judged", "choice"), SWEEPS)
+def test_a_point_is_chosen_among_settings_and_never_among_worlds(tmp_path, undrawn, capsys, sweep, judged, choice):
+    """Three methods at two points: the table of points has a row for each method."""
+    splits = {} if judged else {"eval_splits": ["train_clients"]}
+    root = finished(tmp_path / "run", A, MOMENTUM, SCAFFOLD, rounds=2, sweep=sweep, **splits)
+    text, missing = write_report([root]).read_text(encoding="utf-8"), "no point was chosen"
+    header, *rows = Page(text).cells[:4]
+    assert (header[0], [row[0] for row in rows]) == ("method", ["A", "momentum", "scaffold"])
+    marks = [sum("chosen" in cell for cell in row) for row in rows]
+    assert marks == ([1, 1, 1] if choice and judged else [0, 0, 0])
+    print_results(read_study(root), console())
+    terminal = capsys.readouterr().out
+    assert [missing in terminal, missing in text] == [choice and not judged] * 2
+    assert ("chosen by validation rows" in text) == (choice and judged)
 
 
 def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, tmp_path):
