@@ -161,7 +161,7 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
     ("layer", "base", "kind"),
     [
         ("6", CrossEntropy(), LayerStack), ("6", WSM(), LayerStack), ("6", WSM(blend=0.0), LayerStack),
-        ("4", CrossEntropy(), FuncStack), ("0", CrossEntropy(), FuncStack), ("*", WSM(), FuncStack),
+        ("4", CrossEntropy(), FuncStack), ("0", CrossEntropy(), FuncStack), ("*", WSM(), LayerStack),
         ("6", Squared(), FuncStack),
     ],
 )  # fmt: skip

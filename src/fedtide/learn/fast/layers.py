@@ -224,10 +224,9 @@ class Product(ABC):
         return [part.unflatten(1, size) for part, size in zip(parts, self.sizes, strict=True)]
 
     def load(self, params: Sequence[Tensor], room: Room) -> list[Tensor]:
-        """Copy parameters (clients, ...), in the layer's layout, and return the copies."""
-        pairs = zip(self.storage("weights", len(params[0]), room), params, strict=True)
-        self.weights = [into.copy_(param) for into, param in pairs]
-        return self.weights
+        """Copy parameters (clients, ...) or (clients, models, ...), in the layer's layout, and return the copies."""
+        self.weights = self.storage("weights", params[0].numel() // math.prod(self.sizes[0]), room)
+        return [into.view(param.shape).copy_(param) for into, param in zip(self.weights, params, strict=True)]
 
     def bind(self, copies: Sequence[Sequence[Tensor]], room: Room) -> list[tuple[Tensor, Tensor]]:
         """Take the weights of each copy from parameters that stay where they are; return what to copy anew."""

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.learn.device import Scratch
-from fedtide.learn.fast.layers import Layer, Plan, Room, has_wide, known_layers
-from fedtide.learn.fast.stacks import LayerStack, feature_of
+from fedtide.learn.fast.layers import Layer, Plan, Room, has_wide
+from fedtide.learn.fast.stacks import LayerStack, feature_of, in_copy, known_copies
 from fedtide.learn.losses import known_part
-from fedtide.models.branched import Branched, Branches
 
 MOST_BYTES = 32 * 2**20
 """Bytes of a pass up to which it is faster than autograd: more bytes leave a processor's caches."""
-COPY = "model.copies.{}."
-"""Start of the names in a copy of a model that is repeated as a whole."""
 
 
 class ModulePasses:
@@ -48,14 +45,11 @@ class ModulePasses:
     @classmethod
     def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> ModulePasses | None:
         """Return passes for rows of a shape; None if the module needs autograd, or a library is faster."""
-        model, copies = getattr(scratch.module, "model", None), 0
-        if isinstance(scratch.module, Branched) and isinstance(model, Branches):
-            copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
-        network = known_layers(scratch, shape, COPY.format(0)[:-1] if copies else "")
+        network, copies = known_copies(scratch, shape)
         return None if network is None or has_wide(network[0]) else cls(scratch, *network, copies)
 
     def _of(self, name: str, copy: int) -> str:
-        return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
+        return in_copy(name, copy) if self.copies else name
 
     def __call__(
         self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]

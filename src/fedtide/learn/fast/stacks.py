@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedtide.core.base import Weights
@@ -28,9 +28,12 @@ from fedtide.learn.fast.layers import (
     turned,
 )
 from fedtide.learn.losses import known_part
-from fedtide.models.branched import Branches, Feature
+from fedtide.models.branched import Branched, Branches, Feature
 
 T = TypeVar("T")
+
+COPY = "model.copies.{}."
+"""Start of the names in a copy of a model that is repeated as a whole."""
 
 PLANS = 64
 """Largest number of plans of a network: one for each shape of rows."""
@@ -53,6 +56,23 @@ def stack_trees(values: Sequence[Any], tree_of: Callable[[Any], Tree]) -> Any:
     return map_leaves(lambda *leaves: torch.stack(leaves), *(trees[id(value)] for value in values))
 
 
+def known_copies(scratch: Scratch, shape: tuple[int, ...]) -> tuple[tuple[list[Layer], Room] | None, int]:
+    """Return `known_layers` of a model, and how often it is repeated as a whole; 0 if it is not."""
+    model, copies = getattr(scratch.module, "model", None), 0
+    if isinstance(scratch.module, Branched) and isinstance(model, Branches):
+        copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
+    return known_layers(scratch, shape, COPY.format(0)[:-1] if copies else ""), copies
+
+
+def in_copy(name: str, copy: int) -> str:
+    """Return a name of the first copy of a model, as it is in another copy.
+
+    >>> in_copy("model.copies.0.head.bias", 2)
+    'model.copies.2.head.bias'
+    """
+    return COPY.format(copy) + name.removeprefix(COPY.format(0))
+
+
 class LayerStack:
     """Several copies of a network of known layers; `fedtide.learn.stack.train_stacked` trains them.
 
@@ -61,18 +81,19 @@ class LayerStack:
         layers: the layers of its model.
         room: storage of their numbers.
         loss: a loss with `graded`, or of one branch with `graded_by_features`.
+        copies: how often a client's model is repeated as a whole; 0 if it is not. Tensors are (clients, copies, ...).
     """
 
     moves, fuses = False, True
 
-    def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, loss: Any) -> None:
-        self.scratch, self.loss, self.device = scratch, loss, room.device
-        self.layers, self.room, self.branches = layers, room, branch_count(layers)
+    def __init__(self, scratch: Scratch, layers: Sequence[Layer], room: Room, loss: Any, copies: int = 0) -> None:
+        self.scratch, self.loss, self.device, self.copies = scratch, loss, room.device, copies
+        self.layers, self.room, self.branches = layers, room, copies or branch_count(layers)
         products = [layer for layer in layers if isinstance(layer, Product)]
         self.products = sorted(products, key=lambda layer: layer.frozen)  # those that are trained come first
         self.feature = None if self.branches is None else feature_of(scratch)
         self.by_row = not all(isinstance(layer, Linear) for layer in products)  # squares need a copy for each row
-        self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
+        self.row_bytes = room.bytes * (copies or 1)  # of one client and one row, for which the layers were made
         self.plans: dict[Hashable, Plan] = {}
         self.fitted: Plan | None = None
         self.busy = False  # in a pass, whose storage no other may use
@@ -80,7 +101,7 @@ class LayerStack:
 
     def graded_by_features(self, loss: Any) -> Any:
         """Return the gradient of a loss by logits and features; None without it, or without features of one branch."""
-        graded = known_part(loss, "graded_by_features") if self.branches == 1 else None
+        graded = known_part(loss, "graded_by_features") if self.branches == 1 and not self.copies else None
         return graded if self.feature == "shared" else None
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
@@ -90,7 +111,14 @@ class LayerStack:
         return [part for parts in self._by_layer(named, trained) for part in parts]
 
     def _by_layer(self, named: Mapping[str, Tensor], layers: Sequence[Product]) -> list[list[Tensor]]:
-        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in layers]
+        def laid(layer: Product, copy: int) -> list[Tensor]:
+            names = [in_copy(name, copy) for name in layer.names] if self.copies else layer.names
+            return layer.layout([named[name].to(self.device) for name in names])
+
+        if not self.copies:
+            return [laid(layer, 0) for layer in layers]
+        each = ([laid(layer, k) for k in range(self.copies)] for layer in layers)
+        return [[torch.stack(parts) for parts in zip(*copies, strict=True)] for copies in each]
 
     def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
         """Return the initial parameters of each client (clients, ...), by layers, in the layout of the stack."""
@@ -140,6 +168,8 @@ class LayerStack:
             judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by the outputs
                 to `plan.dy`. Its result is returned; after None there is no pass back.
         """
+        if self.copies:
+            x = x.repeat_interleave(self.copies, 0)
         plan = self.fit(x, purpose)
         plan.rows.now, self.busy = turned(self.layers, x), True
         try:
@@ -181,15 +211,15 @@ class LayerStack:
         """
 
         def judge(plan: Plan) -> tuple[Plan, Tensor]:
-            outputs, weight = plan.made[-1], share
+            outputs, into, weight = plan.made[-1], plan.dy, share
             if (by_all := self.graded_by_features(self.loss)) is not None:
                 losses, dy, plan.by_features = by_all(outputs, plan.last_input(), y, shared)
             else:
-                logits = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1))
-                losses, dy = self.loss.graded(logits, y, shared)
+                into = self._logits(into)
+                losses, dy = self.loss.graded(self._logits(outputs), y, shared)
             if counted is not None:
                 losses, weight = losses.masked_fill_(~counted, 0.0), share * counted
-            torch.mul(dy.reshape(outputs.shape), weight[..., None], out=plan.dy)
+            torch.mul(dy, weight.reshape(*weight.shape, *(1,) * (dy.dim() - weight.dim())), out=into)
             if plan.by_features is not None:
                 plan.by_features.mul_(weight[..., None])
             plan.rate = rate or 0.0
@@ -197,7 +227,14 @@ class LayerStack:
 
         purpose: Purpose = "gradient" if rate is None else "descent"
         plan, value = self.run(x, "squares" if squares else purpose, judge)
-        return plan.gradient, value, []
+        gradient = [leaf.unflatten(0, (-1, self.copies)) for leaf in plan.gradient] if self.copies else plan.gradient
+        return gradient, value, []
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """Return a view of outputs as a loss reads them: (clients, rows, outputs), of K branches (..., K, outputs)."""
+        if self.copies:
+            return outputs.unflatten(0, (-1, self.copies)).transpose(1, 2)
+        return outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1))
 
     def squares(self, weights: Weights, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the sum over rows of the square of the gradient of each row's loss.
@@ -227,8 +264,13 @@ class LayerStack:
         left = iter(stored)
         named: dict[str, Tensor] = {}
         for layer in (product for product in self.products if not product.frozen):
-            parts = layer.split([next(left) for _ in layer.weights])
-            named |= dict(zip(layer.names, parts, strict=True))
+            tensors = [next(left) for _ in layer.weights]
+            if not self.copies:
+                named |= dict(zip(layer.names, layer.split(tensors), strict=True))
+                continue
+            for name, part in zip(layer.names, layer.split([leaf.flatten(0, 1) for leaf in tensors]), strict=True):
+                models = part.unflatten(0, (-1, self.copies)).unbind(1)
+                named |= {in_copy(name, k): model for k, model in enumerate(models)}
         return named
 
 
@@ -338,9 +380,9 @@ Copies = FuncStack | LayerStack
 
 def stack_copies(scratch: Scratch, loss: Any, shape: tuple[int, ...]) -> Copies:
     """Return several copies of a model for training on rows of a shape by a loss."""
-    network = known_layers(scratch, shape)
+    network, copies = known_copies(scratch, shape)
     if network is not None:
-        stack = LayerStack(scratch, *network, loss)
+        stack = LayerStack(scratch, *network, loss, copies)
         if stack.graded_by_features(loss) or known_part(loss, "graded"):  # layers need the gradient of the loss
             return stack
     return FuncStack(scratch, loss)
