@@ -117,8 +117,8 @@ class LayerStack:
 
         if not self.copies:
             return [laid(layer, 0) for layer in layers]
-        each = ([laid(layer, k) for k in range(self.copies)] for layer in layers)
-        return [[torch.stack(parts) for parts in zip(*copies, strict=True)] for copies in each]
+        by_layer = ([laid(layer, k) for k in range(self.copies)] for layer in layers)
+        return [[torch.stack(parts) for parts in zip(*models, strict=True)] for models in by_layer]
 
     def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
         """Return the initial parameters of each client (clients, ...), by layers, in the layout of the stack."""
@@ -187,8 +187,9 @@ class LayerStack:
 
     def features(self, params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: inputs or outputs of its last layer."""
-        shared = self.feature == "shared"
-        return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
+        if self.feature != "shared":
+            return self.run(x, "outputs", lambda plan: self._logits(plan.made[-1]).flatten(2).clone())
+        return x if self.copies else self.run(x, "outputs", lambda plan: plan.last_input().clone())
 
     def gradient(
         self,
