@@ -88,7 +88,12 @@ def test_from_data_to_a_study(here, capsys):
     assert done("recommend", "baskets.csv", "--workers", 1, "--out", "shops", "--quiet") == 0
     assert capsys.readouterr().out == ""
     made = tournament.read_tournament(here / "shops")
-    assert {each.method for each in made.candidates} >= {"FedAvg", "Each alone", "IFCA, K = 2 (safe)"}
+    assert {each.method for each in made.candidates} >= {
+        "FedAvg",
+        "Each alone, short training",
+        "Each alone, full training",
+        "IFCA, K = 2 (safe)",
+    }
     rates = [each.entry.removesuffix(" (safe)").rpartition(" ")[2] for each in made.candidates]
     assert set(rates[:-2]) == {"0.05", "0.2"}
     assert rates[-2:] == ["0.00015", "0.0006"]

@@ -378,7 +378,7 @@ OWN = {
 """Folders and files that a command may change, besides changed copies of them that it is given."""
 
 DEFAULTS = {
-    "run": ("runs",), "tune": ("runs",), "recommend": ("runs",), "inspect": ("runs",), "show": ("show.html",),
+    "run": ("runs",), "tune": ("runs",), "recommend": ("runs",), "inspect": ("runs",), "show": ("-show.html",),
     "report": ("report.html",), "predict": ("predictions.csv",), "init": ("study.toml",), "deploy": ("site",),
     "export": (".safetensors", ".pt2", ".onnx"), "track": ("board",),
 }  # fmt: skip

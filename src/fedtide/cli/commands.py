@@ -232,7 +232,7 @@ def show(
     experiment: str,
     /,
     *,
-    out: Path = Path("show.html"),
+    out: Path | None = None,
     scale: Scale | None = None,
     sets: Assignments = (),
     seeds: str | None = None,
@@ -242,10 +242,12 @@ def show(
 
     Args:
         experiment: a TOML file, or recipe:NAME; of a sweep its first point is shown.
-        out: the page. Only an earlier page is replaced.
+        out: the page; by default STUDY-show.html here. Only an earlier page is replaced.
     """
+    from fedtide.config import slug
     from fedtide.inspection.preview import check_page
 
+    out = out or Path(f"{slug(Path(experiment.removeprefix('recipe:')).stem)}-show.html")
     check_page(out)
     previews, screen = api.show(experiment, scale=scale, sets=sets, seeds=seeds), console(output)
     lines = repr(previews).splitlines()

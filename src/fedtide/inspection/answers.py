@@ -1,7 +1,7 @@
 """Answers to the eight questions in words, by the sizes of effects and never by significance alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -213,7 +213,11 @@ def answer(table: Table, seed: int = 0) -> Answers:
     cycles = questions.cycles_of(rows, clients) if rows.seconds is not None else {}
     spread = rows.seconds is not None and np.ptp(rows.seconds) > 0
     drift = questions.drift_of(rows, clients) if spread else None
-    answers = [*_of_clients(rows, clients), *_of_hours(rows, cycles), *_of_drift(rows, drift)]
+    answers = [
+        *_of_clients(rows, clients),
+        *_of_hours(rows, cycles, simulated=table.simulated),
+        *_of_drift(rows, drift),
+    ]
     return Answers(table, {answer.question: answer for answer in answers}, rows, clients, cycles, drift)
 
 
@@ -328,13 +332,14 @@ def _groups(clients: Clients) -> Finding:
 # -- hours -------------------------------------------------------------------------------------------------------------
 
 
-def _of_hours(rows: Sample, cycles: Mapping[str, Cycle]) -> list[Finding]:
+def _of_hours(rows: Sample, cycles: Mapping[str, Cycle], *, simulated: bool) -> list[Finding]:
     if not cycles:
         why = "no column of time"
         if rows.seconds is not None:
             days = f"{np.ptp(rows.seconds) / 86400:.3g} days"
             clock = len(np.unique(rows.seconds % questions.CYCLES["day"][0])) > 1
             why = f"rows span {days}: two whole cycles are the least" if clock else f"times are dates, and span {days}"
+            why = "a study has hours if its shift has a period, and rounds for two" if simulated else why
         return _not_asked(("presence", "mix"), why)
     by_cycle = [(_presence(cycle), _mix(cycle, several=rows.clients > 1)) for cycle in cycles.values()]
     return [max(answers, key=lambda answer: LEVELS.index(answer.level)) for answers in zip(*by_cycle, strict=True)]
@@ -444,14 +449,17 @@ def _of_drift(rows: Sample, drift: Drift | None) -> list[Finding]:
     if drift is None or rows.seconds is None:
         lack = "no column of time" if rows.seconds is None else "all rows have the same time"
         return _not_asked(("drift", "matter"), lack)
-    levels = effects(drift.changes)
+    every = effects(drift.changes)
+    levels = {key: level for key, level in every.items() if key[1] == "same"}  # taking part is no drift
     what, why = _things_and_reasons(levels)
     blocks = f"between {drift.blocks} periods"
     words = f"difference of labels {blocks}: {percent(drift.labels.seen)} (chance: {percent(drift.labels.chance)})"
     if levels:
-        reasons = f"; {listed([WHY[reason] for reason in why])}" if rows.clients > 1 else ""
-        words = f"{blocks} {_sizes(drift.changes, what)}, {course_of(drift, rows.seconds)}{reasons}"
-    return [Finding("drift", _strongest("no", *levels.values()), words, what, why), _matter(drift)]
+        words = f"{blocks} {_sizes(drift.changes, what)}, {course_of(drift, rows.seconds)}"
+    elif every:
+        words += "; only who takes part changes"
+    matter = replace(_matter(drift), level="no") if every and not levels else _matter(drift)
+    return [Finding("drift", _strongest("no", *levels.values()), words, what, why), matter]
 
 
 def _matter(drift: Drift) -> Finding:

@@ -400,7 +400,7 @@ def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candi
         trainings = {name: options.get(key, usual)}
         if algorithm == LOCAL and key not in options:
             # A budget may not pay for the training of the study.
-            trainings = {f"{name}, in short": usual, name: changed(FULL_TRAINING)}
+            trainings = {f"{name}, short training": usual, f"{name}, full training": changed(FULL_TRAINING)}
         for method, training in trainings.items():
             for rate in (share * training["lr"] for share in RATES):
                 entry = {"name": f"{method}, lr {rate:g}", "algorithm": algorithm, **options}

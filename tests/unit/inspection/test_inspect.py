@@ -528,6 +528,20 @@ def test_the_world_of_a_study_is_inspected(tmp_path):
         ft.inspect(world, label="y")
 
 
+def test_taking_part_is_no_drift_and_a_study_without_a_period_has_no_times():
+    """Half of the clients, who hold one label of four each, take part in each round of a world that stays as it is."""
+    found = ft.inspect({
+        "rounds": 40,
+        "data": {"source": {"kind": "gaussians", "samples": 3000, "classes": 4},
+                 "partition": {"kind": "label-shards", "clients": 12, "per_client": 1}},
+        "shift": {"who": "always"}, "model": "linear", "method": [{"algorithm": "fedavg", "cohort": 6}],
+    })  # fmt: skip
+    assert [found[name].level for name in ("labels", "drift", "matter")] == ["strong", "no", "no"]
+    assert "only who takes part changes" in found["drift"].said
+    assert "drift" not in found.short
+    assert found["mix"].said == "a study has hours if its shift has a period, and rounds for two"
+
+
 # -- the command and the page ------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,7 @@ def test_the_command_prints_lines_and_writes_a_page(tmp_path, monkeypatch, capsy
         main(["show", "recipe:fielding-fmow", "--scale", "nano", "--json"])
     assert not end.value.code
     told = json.loads(capsys.readouterr().out)
-    assert told["page"] == "show.html"
+    assert told["page"] == "fielding-fmow-show.html"
     assert any(line.startswith("clients change in") for line in told["lines"])
-    assert "How the mix moves" in (tmp_path / "show.html").read_text(encoding="utf-8")
+    assert "How the mix moves" in (tmp_path / told["page"]).read_text(encoding="utf-8")
     assert not (tmp_path / "runs").exists()
