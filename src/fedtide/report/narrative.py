@@ -247,6 +247,9 @@ def setting(record: ExperimentRecord) -> str:
     experiment, shift = record.experiment, record.experiment.shift
     clients = getattr(experiment.data.partition, "clients", None)
     text = "Real clients" if record.real else f"{clients or 'The'} clients of a simulation"
+    if not (clients or record.real or record.private) and record.accuracies:  # the data alone say how many there are
+        judged_clients = {*record.runs[0].clients(record.clustered)["client"].to_pylist()}
+        text += f", of whom {len(judged_clients)} are judged"
     text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
     if not record.real:
         text += shift.who.words(record.groups, shift.clock)

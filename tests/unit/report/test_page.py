@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.report.accuracy import accuracy_over_rounds
 from fedtide.report.clusters import membership
+from fedtide.report.narrative import setting
 from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import read_study
@@ -195,6 +197,14 @@ def test_a_point_is_chosen_among_settings_and_never_among_worlds(tmp_path, undra
     terminal = capsys.readouterr().out
     assert [missing in terminal, missing in text] == [choice and not judged] * 2
     assert ("chosen by validation rows" in text) == (choice and judged)
+
+
+def test_a_partition_without_a_number_of_clients_has_the_number_of_judged_ones(tmp_path):
+    natural = {"source": {"kind": "play-roles"}, "partition": "natural", "groups": {"by": "none"}}
+    experiment = from_dict({"rounds": 1, "data": natural, "model": "lstm", "eval_clients": 5,
+                            "shift": {"who": "always"}, "method": [A]})  # fmt: skip
+    (record,) = read_experiment(studies.finished(tmp_path / "run", experiment))
+    assert re.match(r"The clients of a simulation, of whom \d+ are judged; 1 seed", setting(record))
 
 
 def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, tmp_path):
