@@ -6,11 +6,13 @@ clients train again when their mean accuracy is below a threshold. Here this tri
     a_t = sum_i right_i / sum_i rows_i                     of this round's participants, before they train
     with a threshold:     train if a_t < threshold
     without:              m_t = mean of a_t, a_(t-1), ..., which fade by `FADE`
-                          m_t < level - fall:  train, level = m_t = a_t, and earlier judgments are forgotten
+                          m_t < level - fall:  train, level = m_t = a_t, and earlier judgments are forgotten;
+                                               also in a pause with m_t > level + max(fall, rise)
                           m_t > level + rise:  level = m_t
                           neither in `patience` rounds:  pause
 
-A round in a pause asks only for two sums. The state of the method stays as it is.
+A round in a pause asks only for two sums. The state of the method stays as it is, so a large rise is a change of data,
+too: after labels have come back a model that had adapted to others can become better again.
 
 When to use it: training costs clients more than prediction does, and data change now and then. Compare the accuracy for
 the work in the report's table of costs, and the accuracy itself: a method that trains once does little work.
@@ -86,7 +88,7 @@ class OnNeed(Transform):
     They judge what they would use: if the method fine-tunes for each client, every judgment fine-tunes, too.
 
     Args:
-        fall: training begins if the mean accuracy is so far below the best one.
+        fall: training begins if the mean accuracy is so far below the best one, or in a pause so far above it.
         rise: a new best accuracy is so far above the one before.
         patience: training ends after so many rounds without a new best accuracy.
         threshold: training begins and ends at this accuracy, whatever `fall`, `rise` and `patience` say; None for them.
@@ -185,6 +187,8 @@ def decide(rule: OnNeed, need: Need, right: float, rows: float) -> Need:
         return replace(faded, trains=now < rule.threshold, level=rule.threshold)
     mean = faded.right / faded.rows
     if need.level is None or mean < need.level - rule.fall:
+        return Need(True, right, rows, now)
+    if not need.trains and mean > need.level + max(rule.fall, rule.rise):
         return Need(True, right, rows, now)
     if mean > need.level + rule.rise:
         return replace(faded, level=mean, waited=0)
