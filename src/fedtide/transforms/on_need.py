@@ -8,7 +8,7 @@ clients train again when their mean accuracy is below a threshold. Here this tri
     without:              m_t = mean of a_t, a_(t-1), ..., which fade by `FADE`
                           m_t < level - fall:  train, level = m_t = a_t, and earlier judgments are forgotten;
                                                also in a pause with m_t > level + max(fall, rise)
-                          m_t > level + rise:  level = m_t
+                          m_t > level + rise, and no pause:  level = m_t
                           neither in `patience` rounds:  pause
 
 A round in a pause asks only for two sums. The state of the method stays as it is, so a large rise is a change of data,
@@ -190,7 +190,7 @@ def decide(rule: OnNeed, need: Need, right: float, rows: float) -> Need:
         return Need(True, right, rows, now)
     if not need.trains and mean > need.level + max(rule.fall, rule.rise):
         return Need(True, right, rows, now)
-    if mean > need.level + rule.rise:
+    if need.trains and mean > need.level + rule.rise:
         return replace(faded, level=mean, waited=0)
     return replace(faded, trains=need.trains and need.waited + 1 < rule.patience, waited=need.waited + 1)
 
