@@ -277,7 +277,7 @@ OTHERS = {
     "still": {},
     "mixture": {"what": DomainMixture(samples=20, cycles=2)},
     "both": {"what": Stream(by="order", gap=10, retention=20), "how": LabelSwaps(every=7)},
-    "permuted": {"how": Permutation()},
+    "permuted": {"how": Permutation(), "groups": ByDomain()},
 }
 
 
