@@ -30,6 +30,8 @@ SUDDEN = "sudden"
 """The world with one drift."""
 FAILED, FEWEST = -1.0, 2
 """Score of a play whose training diverged, in ranks alone; fewest seeds for an error."""
+PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+"""Of cells, which would else break into two lines."""
 INK = "0.25"
 """Color of all methods in a picture, because colors would mean nothing."""
 BACK = 0.95
@@ -166,7 +168,7 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
         cells = []
         for world in results.worlds:
             gap, error = results.difference(name, other, world)
-            text = "-" if math.isnan(gap) else f"{gap:+z.1f} ± {error:.1f}"
+            text = "-" if math.isnan(gap) else f"{gap:+z.1f}{PLUS_MINUS}{error:.1f}"
             cells.append(f"**{text}**" if gap > 2 * error else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)
@@ -235,7 +237,7 @@ def score(world: dict[str, Any], name: str) -> str:
     mean, error, finished = world["accuracy"].get(name), world["error"].get(name), len(world["values"].get(name, ()))
     if mean is None:
         return "diverged"
-    cell = f"{100 * mean:.1f}" if error is None else f"{100 * mean:.1f} ± {100 * error:.1f}"
+    cell = f"{100 * mean:.1f}" if error is None else f"{100 * mean:.1f}{PLUS_MINUS}{100 * error:.1f}"
     seeds = max(map(len, world["values"].values()))
     return cell if finished == seeds else f"{cell} (diverged with {seeds - finished} of {seeds} seeds)"
 

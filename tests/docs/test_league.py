@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PM = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 
 
 @pytest.fixture
@@ -47,15 +48,15 @@ def test_a_difference_is_paired_by_seeds(results):
 
 
 def test_a_cell_says_how_many_seeds_diverged(page, results):
-    assert page.score(results.worlds[0], "A") == "70.0 ± 1.0"
-    assert page.score(results.worlds[1], "B") == "60.0 ± 1.0 (diverged with 1 of 2 seeds)"
+    assert page.score(results.worlds[0], "A") == f"70.0{PM}1.0"
+    assert page.score(results.worlds[1], "B") == f"60.0{PM}1.0 (diverged with 1 of 2 seeds)"
 
 
 def test_the_best_that_cannot_be_told_apart(page, results):
     """In x A is 2.5 ± 7.5 ahead. In y B has one seed of two, so it wins nothing."""
     assert page.winners(results).splitlines() == [
-        "- **x**: A (70.0 ± 1.0). Not to be told from it: B.",
-        "- **y**: A (50.0 ± 1.0), before all others.",
+        f"- **x**: A (70.0{PM}1.0). Not to be told from it: B.",
+        f"- **y**: A (50.0{PM}1.0), before all others.",
     ]
 
 
