@@ -22,6 +22,9 @@ SHORT = {"cohort": as_cohort, "stop_at": as_stop_at, "groups": by_what}
 def parse_assignment(assignment: str) -> tuple[list[str], Any]:
     """Split `key=value` into (path, value); the value is TOML, or else a string.
 
+    Raises:
+        FedtideError: there is no key, or the value begins as text, a list or a table of TOML and is none.
+
     >>> parse_assignment("data.partition.alpha=0.1"), parse_assignment("model=linear")
     ((['data', 'partition', 'alpha'], 0.1), (['model'], 'linear'))
     """
@@ -34,7 +37,9 @@ def parse_assignment(assignment: str) -> tuple[list[str], Any]:
         if len(values) > 1:
             raise refused("--set", assignment, "one key=value")
         return path, values["value"]
-    except ValueError:  # no TOML, or a number with thousands of digits
+    except ValueError as error:  # no TOML, or a number with thousands of digits
+        if text.strip()[:1] in ("'", '"', "[", "{"):
+            raise refused("--set", assignment, "a value of TOML", str(error)) from None
         return path, text.strip()
 
 

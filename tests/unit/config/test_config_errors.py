@@ -242,7 +242,8 @@ def test_an_algorithm_that_is_not_there_is_one_clear_line(name):
     ("ruonds=3", "ruonds: unknown key.*did you mean 'rounds'"),
     ("data.partition.clients.x=3", "data.partition.clients.x: 'clients' holds a value, not a table"),
     ("method.D.local.lr=1", "method.D.local.lr: no method is called 'D'; allowed: 'A', 'B'"),
-    ("seeds=[1, 2", r"seeds: found '\[1, 2', allowed: a list"),
+    ("seeds=[1, 2", r"--set: found 'seeds=\[1, 2', but Unclosed array .*; allowed: a value of TOML"),
+    ("title='x", "--set: found .title='x., but .*; allowed: a value of TOML"),
     ("seeds.0=5", "seeds"),
     ("data.source.kind.x=5", "data.source.kind.x"),
 ])  # fmt: skip
