@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,8 @@ PM = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 
 
 @pytest.fixture
-def page(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    before = set(sys.modules)
-    yield import_module("league")
-    for name in {"league", "kept"} - before:
-        sys.modules.pop(name, None)
+def page(of_docs):
+    return of_docs("league")
 
 
 def world(name, **values):

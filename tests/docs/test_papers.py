@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,8 @@ FAMILIES = ("experts", "fedtem", "fielding", "ifca", "pfedem", "wsm")
 
 
 @pytest.fixture
-def papers(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    before = set(sys.modules)
-    yield import_module("papers")
-    for name in {"papers", "kept"} - before:
-        sys.modules.pop(name, None)
+def papers(of_docs):
+    return of_docs("papers")
 
 
 def test_commands_can_be_given(papers):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task, with_branches
 from fedtide.learn.terms import Alignment, Contrastive, Distill, Pull, Summed
@@ -291,7 +293,11 @@ def test_terms_that_a_method_does_not_take_are_refused_when_it_is_built(name):
 
 def test_fedala_distills_in_training_and_learns_its_mix_by_the_plain_loss():
     task = ft.Task(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    ft.simulate(ft.algorithms.fedala(task, local=DISTILLING, cohort=2), PEOPLE, rounds=2)
+    plain, distilled = (
+        ft.simulate(ft.algorithms.fedala(task, local=local, cohort=2), PEOPLE, rounds=2)
+        for local in (replace(DISTILLING, terms=()), DISTILLING)
+    )
+    assert not same(plain.state, distilled.state)
 
 
 def test_numbers_have_no_classes_to_distill():

@@ -130,7 +130,7 @@ def step_as_printed(
 def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as PFLlib does; return the loss of `w_i` and the gradient of its share."""
     value, g = yield shared.ask(batch)
-    g = [leaf.clone() for leaf in g]
+    g = [leaf.clone() for leaf in g]  # it is lost at the next request
     shared.step(g)
     _, h = yield personal.ask(batch)
     personal.step(h)

@@ -95,7 +95,7 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
 
 
 def has_choice(sweep: Iterable[str]) -> bool:
-    """Tell whether all swept keys are of methods, so that a method can choose its point.
+    """Tell whether there is a sweep and none of its keys changes what methods meet: a method can choose its point.
 
     >>> has_choice(["method.local.lr, rounds"]), has_choice(["method.local.lr, data.partition"]), has_choice([])
     (True, False, False)

@@ -188,7 +188,7 @@ def decide(rule: OnNeed, need: Need, right: float, rows: float) -> Need:
     mean = faded.right / faded.rows
     if need.level is None or mean < need.level - rule.fall:
         return Need(True, right, rows, now)
-    if not need.trains and mean > need.level + max(rule.fall, rule.rise):
+    if not need.trains and mean > need.level + max(rule.fall, rule.rise):  # data have changed, because no model has
         return Need(True, right, rows, now)
     if need.trains and mean > need.level + rule.rise:
         return replace(faded, level=mean, waited=0)

@@ -46,7 +46,8 @@ def test_methods_take_a_network_without_a_module_head(name):
     population = ft.population(torch.randn(40, 4), torch.arange(40) % 3, ft.data.IID(clients=2))
     options = {"warmup": 1} if name in ("feroma", "flux_like") else {}
     method = getattr(ft.algorithms, name)(without_head(), cohort=2, **options)
-    ft.simulate(method, population, rounds=2)
+    run = ft.simulate(method, population, rounds=2)
+    assert all(line["refused"] == 0 and line["samples"] > 0 for line in run.lines)
 
 
 def test_a_network_of_one_layer_has_nothing_else():
