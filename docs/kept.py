@@ -75,12 +75,19 @@ def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
     published = tomllib.loads((ROOT / "docs" / "published.toml").read_text(encoding="utf-8")).get(recipe)
     if published is None:
         return []
-    header = ["published", "here, best round", "here, last rounds", "here, round that validation samples choose"]
+    header = ["published", "here, its network", "here, best round", "here, last rounds",
+              "here, round that validation samples choose"]  # fmt: skip
     parts = [published["text"]]
     for point in points:
+        larger = published["network"].get(point["point"], {})
         measures = [point["moments"]["best"], point, point["moments"]["at_best_val"]]
         rows = [
-            [name, "{:.2f} ± {:.2f}".format(*cell) if cell else "-", *(_number(m, name, 2) for m in measures)]
+            [
+                name,
+                "{:.2f} ± {:.2f}".format(*cell) if cell else "-",
+                f"{larger[name]:.2f}" if name in larger else "-",
+                *(_number(m, name, 2) for m in measures),
+            ]
             for name in point["accuracy"]
             for cell in [published.get(point["point"], {}).get(name)]
         ]
