@@ -27,7 +27,8 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation
 from fedtide.data.transforms import Normalize
-from fedtide.fleets.stacked_engine import StackedEngine
+from fedtide.fleets.engines import LocalEngine
+from fedtide.fleets.stacked_engine import StackedEngine, why_alone
 from fedtide.laws.every import judged
 from fedtide.learn import device, local, stack
 from fedtide.learn import losses as loss
@@ -41,7 +42,7 @@ from fedtide.mixtures.branches import BranchLoss, predict_by_certainty
 from fedtide.models.networks import LSTM
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
-from helpers.toys import played, toy
+from helpers.toys import VARIANTS, played, toy
 
 ENTRIES = {
     "fedavg": {"local": {"epochs": 2, "momentum": 0.5, "weight_decay": 0.1, "max_grad_norm": 1.0}},
@@ -364,3 +365,29 @@ def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
     with pytest.raises(FedtideError, match=line) as said:
         played(toy("fedavg", fleet={"device": "cuda"}))
     assert "\n" not in str(said.value)
+
+
+def numbers_of(run):
+    """All numbers that a run leaves: its state, what clients keep, and losses."""
+    kept = [run.host.memory.read(client, (9, 0)) for client in range(8)]
+    return [*leaves([run.state, kept]), judged(run)[3].loss]
+
+
+GPU = torch.cuda.is_available()
+
+
+@pytest.mark.skipif(not GPU, reason="torch finds no GPU on this machine")
+@pytest.mark.parametrize("engine", [LocalEngine, StackedEngine])
+@pytest.mark.parametrize("name", VARIANTS if GPU else ["fedavg"])
+def test_a_gpu_agrees_with_the_cpu_and_twice_with_itself(name, engine):
+    run = played(toy(name, precision="fp64"), rounds=2)
+    if engine is StackedEngine and why_alone(run.host) is not None:
+        pytest.skip("its clients are trained one by one")
+    experiment = toy(name, precision="fp64", fleet={"device": "cuda"})
+    once, again = (numbers_of(played(experiment, rounds=2, engine=engine)) for _ in range(2))
+    assert same(once, again)
+    for here, there in zip(numbers_of(run), once, strict=True):
+        if isinstance(here, torch.Tensor):
+            torch.testing.assert_close(there.double(), here.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
+        else:
+            assert there == (pytest.approx(here, rel=1e-12) if isinstance(here, float) else here)
