@@ -52,17 +52,19 @@ def recipe(path: Path) -> str:
         f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
         f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}, {result['made']}. {result['note']}".strip(),
     ]
-    points = result["points"]
+    points, fresh = result["points"], read_fresh(path.stem)
+    parts += fresh_line(result, fresh)
     if len(points) == 1:
-        parts += [as_markdown(**points[0]["results"]), _claims(points[0])]
+        parts += [as_markdown(**points[0]["results"]), _claims(points[0], fresh)]
         return "\n\n".join(part for part in parts if part)
     methods, chosen = list(points[0]["accuracy"]), result["chosen"] if has_choice(content.get("sweep", ())) else {}
     rows = [[name, *(_cell(point, name, chosen) for point in points)] for name in methods]
     parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
     claims = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(claims)]
+    verdicts = [[claim, *(_verdict(p["claims"]["rows"][i], p["point"], fresh) for p in points)]
+                for i, claim in enumerate(claims)]  # fmt: skip
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts.append(_claims(result))
+    parts.append(_claims({"point": "", **result}, fresh))
     parts += beside_published(path.stem, points)
     for point in points:
         table = as_markdown(**point["results"])
@@ -95,10 +97,58 @@ def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def _claims(point: dict[str, Any]) -> str:
+def tables_of(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of claims of a result: of each point, and of the whole sweep, whose point is ""."""
+    return [*((point["point"], point["claims"]) for point in result["points"]), ("", result["claims"])]
+
+
+Fresh = dict[tuple[str, str], list[str]]
+"""The row of a claim on other seeds, by its point and its text."""
+
+
+def read_fresh(recipe: str) -> Fresh:
+    """What a recipe gave on seeds that nobody had looked at, if `scripts/replay.py --seeds ... --keep` played them."""
+    kept_at = ROOT / "docs" / "results" / "fresh" / f"{recipe}.json"
+    result = (
+        json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.is_file() else {"points": [], "claims": {"rows": []}}
+    )
+    return {(where, row[0]): row for where, table in tables_of(result) for row in table["rows"]}
+
+
+def count_same(result: dict[str, Any], fresh: Fresh) -> tuple[int, int]:
+    """How many claims have the same verdict on other seeds, of how many that were judged there."""
+    rows = [(row, fresh.get((where, row[0]))) for where, table in tables_of(result) for row in table["rows"]]
+    judged = [(row, other) for row, other in rows if other is not None]
+    return sum(row[-1] == other[-1] for row, other in judged), len(judged)
+
+
+def fresh_line(result: dict[str, Any], fresh: Fresh) -> list[str]:
+    """A sentence on what other seeds gave."""
+    same, judged = count_same(result, fresh)
+    if not judged:
+        return []
+    return [
+        f"On five seeds that nobody had looked at, {same} of {judged} verdicts are the same; others stand beside them."
+    ]
+
+
+def _verdict(row: list[str], where: str, fresh: Fresh) -> str:
+    """A verdict with its number, and that of other seeds if it differs."""
+    other = fresh.get((where, row[0]))
+    tail = "" if other is None or other[-1] == row[-1] else f"; fresh seeds: {' '.join(other[:0:-1])}"
+    return " ".join(row[:0:-1]) + tail
+
+
+def _claims(point: dict[str, Any], fresh: Fresh | None = None) -> str:
     """The table of the claims about a point, or about a whole sweep."""
     claims = point.get("claims", {"header": [], "rows": []})
-    return as_markdown(claims["header"], claims["rows"])
+    where, known = point.get("point", ""), fresh or {}
+    changed = {row[0]: other for row in claims["rows"]
+               if (other := known.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
+    if not changed:
+        return as_markdown(claims["header"], claims["rows"])
+    rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in claims["rows"]]
+    return as_markdown([*claims["header"], "on fresh seeds"], rows)
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:

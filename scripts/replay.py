@@ -52,7 +52,9 @@ def main() -> int:
         if asked.keep:
             place = DOCS if asked.seeds is None else DOCS / "fresh"
             place.mkdir(exist_ok=True)
-            (place / f"{name}.json").write_text(json.dumps(new, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            kept_now = new if asked.seeds is None else brief(new)
+            text = json.dumps(kept_now, indent=1, ensure_ascii=False)
+            (place / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
@@ -105,6 +107,12 @@ def without(options: list[str], name: str) -> list[str]:
         return list(options)
     at = options.index(name)
     return [*options[:at], *options[at + 2 :]]
+
+
+def brief(result: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of other seeds: no curves, and no tables but those of claims."""
+    parts = ("point", "accuracy", "error", "claims")
+    return {**result, "points": [{key: point[key] for key in parts} for point in result["points"]]}
 
 
 def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> list[str]:
