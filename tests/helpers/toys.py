@@ -27,8 +27,8 @@ VARIANTS = {
 """Algorithms as the laws meet them, with their options."""
 
 ALIKE = (
-    "fedasync", "fedbn", "fedntd", "fedprox", "fedsgd", "lg-fedavg", "min-loss", "moon", "pfedme", "q-fedavg", "t-shot",
-    "window", *(name for name, entry in REGISTRY.items() if entry.family == "server-optimizer"),
+    "fedasync", "fedbn", "fedntd", "fedprox", "fedsgd", "k-fed", "lg-fedavg", "min-loss", "moon", "pfedme", "q-fedavg",
+    "t-shot", "window", *(name for name, entry in REGISTRY.items() if entry.family == "server-optimizer"),
 )  # fmt: skip
 """Registered algorithms that are much like another: it with a step of its own, other layers, or another optimizer.
 

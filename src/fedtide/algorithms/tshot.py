@@ -7,6 +7,7 @@ it.
 When to use it: modes look different in the raw inputs. It uses only the inputs of samples and no labels.
 
 Choices:
+    - paper: more rounds, so that both modes are there, are what "enhances" k-FED, which is `k-fed` here.
     - ours: every participant sends K centers of its raw inputs (k-means++, 10 Lloyd iterations) and their counts. The
       server picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from
       there.
@@ -17,7 +18,9 @@ Choices:
     - ours: it is not defined for text.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.clusterer import farthest_first, kmeans_from, summary
+from fedtide.clusters.clusterer import Points, farthest_first, kmeans_from, summary
 from fedtide.cohorts import Arrivals, Cohort, collect_before, play_rounds, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights
 from fedtide.core.errors import FedtideError
@@ -84,8 +87,43 @@ def tshot(
         lam: weight of the branches that a sample does not train.
         eps: label smoothing of these branches.
     """
+    rounds = int(need_period(shots, "shots", "a number of rounds"))
+
+    def summarize(x: Points, rng: Rng) -> tuple[Points, np.ndarray]:
+        return summary(x, branches, rng)[:2]
+
+    return cluster_before(
+        "t-shot", task, local, rounds, branches, branch_layer, lam, eps, normalize_by, server, cohort, weighting,
+        summarize, partial(_clustered, branches=branches),
+    )  # fmt: skip
+
+
+def cluster_before(
+    name: str,
+    task: Task,
+    local: LocalTrainer,
+    rounds: int,
+    branches: int,
+    branch_layer: str,
+    lam: float,
+    eps: float,
+    normalize_by: BranchDivisor,
+    server: Server,
+    cohort: Cohort,
+    weighting: Weighting,
+    summarize: Callable[[Points, Rng], tuple[Points, np.ndarray]],
+    cluster: Callable[[Points, np.ndarray], Points],
+) -> Algorithm[State]:
+    """Build multi-branch training with branches by the nearest center, from centers that clients send before it.
+
+    Args:
+        name: of the method.
+        rounds: number of collection rounds.
+        summarize: raw inputs of a client (rows, inputs), key -> its centers (n, inputs), and rows of each (n,).
+        cluster: centers of all clients (n, inputs), and rows of each (n,) -> K centers; it is given K or more.
+    """
     if task.example is not None and not task.example.is_floating_point():
-        raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
+        raise FedtideError(f"{name}: found rows of tokens; it clusters raw inputs and is not defined for text")
     task = with_branches(task, branch_layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -95,7 +133,7 @@ def tshot(
     def collect(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        centers, counts, _ = summary(to_cpu(shard.x).flatten(1).double().numpy(), branches, rng.at("seeds"))
+        centers, counts = summarize(to_cpu(shard.x).flatten(1).double().numpy(), rng.at("seeds"))
         rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
@@ -109,7 +147,7 @@ def tshot(
         if moment.round < -1:
             return replace(state, found=centers, counts=counts, collected=collected)
         none = torch.empty(0)
-        centers = _clustered(centers, counts, branches)
+        centers = _centers_of(cluster, centers, counts, branches)
         return replace(state, found=none, counts=none, centers=centers, collected=collected)
 
     def choose(payload: Sent, shard: Shard, moment: Moment) -> Steps[tuple[Weights, Tensor]]:
@@ -123,8 +161,7 @@ def tshot(
     train = train_branch(task, local, branches, lam, eps, choose, weighting)
     round, serve = play_rounds(cohort, step, lambda state: Sent(state.weights, state.centers))
     predict = predict_by_branch(task, lambda payload, logits, z, x, owner: nearest(payload, x))
-    rounds = int(need_period(shots, "shots", "a number of rounds"))
-    algorithm = Algorithm("t-shot", init, {"train": train}, round, serve, predict)
+    algorithm = Algorithm(name, init, {"train": train}, round, serve, predict)
     algorithm = with_cohort(algorithm, cohort, task, local, forward={"collect": 0}, sends=(Sent,), models="branches")
     return collect_before(algorithm, cohort, collect, rounds, ("centers", "counts"), gather)
 
@@ -135,14 +172,20 @@ def nearest(payload: Sent, x: Tensor) -> Tensor:
     return torch.cdist(to_cpu(x).flatten(1).double(), payload.centers.double()).argmin(1)
 
 
-def _clustered(reports: Tensor, counts: Tensor, branches: int) -> Tensor:
-    """Run the server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
+def _centers_of(
+    cluster: Callable[[Points, np.ndarray], Points], reports: Tensor, counts: Tensor, branches: int
+) -> Tensor:
+    """Cluster the reported centers; with fewer than K of them the rest are too far away to be nearest."""
     x, n = reports.double().numpy(), counts.double().numpy()
-    if len(x) < branches:  # hardly any client answered: one mode for all, and centers too far away to be nearest
+    if len(x) < branches:  # hardly any client answered: one mode for all
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
-    centers, _ = kmeans_from(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
-    return torch.from_numpy(centers).float()
+    return torch.from_numpy(cluster(x, n)).float()
+
+
+def _clustered(x: Points, counts: np.ndarray, branches: int) -> Points:
+    """Run weighted k-means from seeds by farthest-first traversal, beginning with the largest."""
+    return kmeans_from(x, farthest_first(x, branches, int(counts.argmax())), weights=counts)[0]
 
 
 ENTRY = Entry(

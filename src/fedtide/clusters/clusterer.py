@@ -433,13 +433,13 @@ def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
     return centers, counts, variances
 
 
-def farthest_first(x: Points, k: int, first: int) -> Points:
-    """Pick k rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
+def farthest_first(x: Points, k: int, *first: int) -> Points:
+    """Pick k rows, each the farthest from those before it, beginning with the rows `first` (Gonzalez 1985).
 
-    >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, first=1).tolist()
+    >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, 1).tolist()
     [[1.0], [5.0]]
     """
-    picked = [first]
+    picked = [*first[:k]]
     while len(picked) < k:
         picked.append(int(distances(x, x[picked]).min(1).argmax()))
     return x[picked]

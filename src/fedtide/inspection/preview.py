@@ -14,10 +14,12 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
+from fedtide.data.sources.text import END
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, draw_rows, map_shares
 from fedtide.draw.html import MARK, Picture, Pictured, anchor, render, to_pictures
 from fedtide.draw.prose import listed
+from fedtide.inspection.questions import CYCLES, local_slots
 from fedtide.inspection.shares import normalize
 
 ROUNDS = 240
@@ -137,6 +139,21 @@ class Preview:
             return None
         pairs = zip(self.moments[1:], self.moments, strict=False)
         return np.array([0, *(len(self.population.changed(now, before)) for now, before in pairs)])
+
+    @cached_property
+    def words(self) -> np.ndarray | None:
+        """Numbers of sentences, words, and words outside the vocabulary by the hour (3, 24); None without texts.
+
+        Hours are those of UTC, and words are those that a row has room for. Texts without times have no hours.
+        """
+        rows, unknown = self.population.rows, {*self.population.rows.unscored} - {END}
+        if rows.steps is None or rows.time is None or not unknown:
+            return None
+        words = (rows.y != END) if rows.padding is None else (rows.y != END) & (rows.y != rows.padding)
+        outside = torch.isin(rows.y, torch.tensor(sorted(unknown))).sum(1)
+        hour, _ = local_slots(rows.time.numpy(), CYCLES["day"][0], 24)
+        columns = torch.ones(len(rows.y)), words.sum(1), outside
+        return np.stack([np.bincount(hour, counts.numpy(), minlength=24) for counts in columns])
 
     @property
     def classes(self) -> Sequence[str]:
@@ -267,6 +284,10 @@ def pictures(preview: Preview) -> list[Pictured]:
         ("Which domains",
          f"{span}: the share of each domain among the rows of those who arrive.",
          _domains(preview)),
+        ("Words by the hour",
+         "Of all rows, by the hour (UTC): the share of words outside the vocabulary, the mean number of words of a "
+         "sentence as far as a row has room, and the share of the sentences.",
+         _words(preview)),
     ]  # fmt: skip
 
 
@@ -327,3 +348,26 @@ def _domains(preview: Preview) -> figures.Drawn | None:
     figures.small_legend(axes, 5)
     figures.over_rounds(axes, int(rounds[0]), max(int(rounds[-1]), 2))
     return figures.svg(figure, "which domains")
+
+
+@figures.styled
+def _words(preview: Preview) -> figures.Drawn | None:
+    """Draw words outside the vocabulary, lengths of sentences, and their number, by the hour; None without texts."""
+    if preview.words is None:
+        return None
+    sentences, words, outside = preview.words
+    figure, (above, middle, below) = figures.stack_panels([1.7, 1.7, 0.9])
+    hours = np.arange(24)
+    for axes, share, name in (
+        (above, 100 * outside / np.where(words > 0, words, np.nan), "words outside the\nvocabulary, %"),
+        (middle, words / np.where(sentences > 0, sentences, np.nan), "words of a\nsentence"),
+    ):
+        axes.plot(hours, share, color=figures.look(0).color, lw=1.8, marker="o", ms=4)
+        axes.set_ylim(0, 1.15 * np.nanmax(share))  # else the noise of hours with few sentences looks like a rhythm
+        axes.set_ylabel(name)
+    below.bar(hours, 100 * sentences / sentences.sum(), width=0.8, color="#444444", alpha=0.35)
+    below.set_ylabel("sentences, %")
+    below.set_xlim(-0.5, 23.5)
+    below.set_xticks(range(0, 24, 6))
+    below.set_xlabel("hour of the day, UTC")
+    return figures.svg(figure, "words by the hour")

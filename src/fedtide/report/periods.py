@@ -180,23 +180,39 @@ def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str 
 def participants(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of the model as it was sent out, on the participants' own training rows.
 
-    {Score} of the model as it was sent out, on the participants' training rows before they train.{band}
+    {Score} of the model as it was sent out, on the participants' training rows before they train. A method with
+    participants of one group alone is in every panel, on its own participants.{band}
     """
     rounds = record.experiment.rounds
     span = int(min(4 * record.experiment.period, rounds)) if record.experiment.period else rounds
     curves = record.curves(lambda run: figures.by_round(run.every_round(lambda line: score_in(line["participants"]))))
     if not curves or span < 4:
         return None
+    late = {number: [(ends[-span:], values[-span:]) for ends, values in runs] for number, runs in curves.items()}
+    groups = {number: only_group(record.methods[number].runs) for number in late}
+    of_one = {number: k for number, k in groups.items() if k is not None}
+    of_one = of_one if len(of_one) < len(late) else {}
     # The participants change from round to round: in one panel these lines would hide each other.
-    figure, panels = figures.grid(len(curves), widest=2, high=1.9)
-    for axes, (number, of_runs) in zip(panels, curves.items(), strict=True):
-        late = [(ends[-span:], values[-span:]) for ends, values in of_runs]
-        figures.band(axes, late, "", figures.look(number), width=1.2)
+    figure, panels = figures.grid(len(late) - len(of_one), widest=2, high=1.9)
+    for axes, number in zip(panels, [number for number in late if number not in of_one], strict=True):
+        for other, k in of_one.items():
+            line = figures.Look(figures.group_color(k), figures.DASHES[k % 4])
+            figures.band(axes, late[other], figures.label(record.names[other]), line, width=1.0)
+        figures.band(axes, late[number], "", figures.look(number), width=1.2)
         axes.set_title(figures.label(record.names[number]), fontsize=10)
         figures.over_rounds(axes, rounds - span, rounds)
         if figures.leftmost(axes):
             axes.set_ylabel(f"{record.experiment.score} on the\nparticipants' rows, %")
+    if of_one:
+        figures.figure_legend(figure, panels)
     return figures.svg(figure, f"{record.experiment.score} on the participants")
+
+
+def only_group(runs: Sequence[RunRecord]) -> int | None:
+    """Return the group that all participants of all rounds are from; None if several groups or none take part."""
+    counts = [run.every_row(at("groups")) for run in runs]
+    present = {int(k) for table in counts for k in np.flatnonzero(np.nansum(table, axis=0))}
+    return present.pop() if len(present) == 1 and all(table.shape[1] > 1 for table in counts) else None
 
 
 # -- dates -------------------------------------------------------------------------------------------------------------

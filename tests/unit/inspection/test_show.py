@@ -10,7 +10,8 @@ import torch
 
 import fedtide as ft
 from fedtide.cli.commands import main
-from fedtide.inspection.preview import Preview, Shown
+from fedtide.data.rows import make_rows
+from fedtide.inspection.preview import Preview, Shown, pictures
 
 
 def turns(period=4.0, clients=6):
@@ -45,6 +46,29 @@ def test_dealt_at_random_clients_are_as_far_apart_as_chance_has_it():
 def test_one_round_is_shown_without_a_warning(tmp_path):
     Shown("one round", [Preview(turns(), rounds=1, cohort=2)]).write(tmp_path / "show.html")
     assert (tmp_path / "show.html").is_file()
+
+
+def test_words_by_the_hour_by_hand():
+    """0 is padding, 2 the end of a sentence, 3 and 4 are words outside the vocabulary.
+
+    At one o'clock, on two days: two known words; three words, two of them unknown. At 13: one word, unknown.
+    """
+    y = torch.tensor([[5, 6, 2, 0], [3, 5, 4, 2], [4, 2, 0, 0]])
+    time = np.array([3600.0 + 600, 86400 + 3600 + 3000, 13 * 3600])
+    rows = make_rows("words", 7, x=y, y=y, padding=0, unscored=(2, 3, 4), client=np.arange(3), time=time)
+    shown = Preview(ft.population(rows), rounds=1, cohort=1)
+    sentences, words, unknown = shown.words
+    assert {h: (sentences[h], words[h], unknown[h]) for h in np.flatnonzero(sentences)} == {1: (2, 5, 2), 13: (1, 1, 1)}
+    figure = {title: drawn for title, _, drawn in pictures(shown)}["Words by the hour"].figure
+    above, middle, _ = figure.axes
+    assert [list(axes.lines[0].get_ydata()[[1, 13]]) for axes in (above, middle)] == [[40.0, 100.0], [2.5, 1.0]]
+
+
+def test_rows_without_words_or_times_have_no_words_by_the_hour():
+    assert Preview(turns(), rounds=8, cohort=2).words is None
+    y = torch.tensor([[5, 6, 2, 0]] * 2)
+    rows = make_rows("words", 7, x=y, y=y, padding=0, unscored=(2, 3, 4), client=np.arange(2))
+    assert Preview(ft.population(rows), rounds=1, cohort=1).words is None
 
 
 def test_the_command_prints_lines_and_writes_a_page(tmp_path, monkeypatch, capsys):

@@ -210,7 +210,7 @@ def test_scaffold_keeps_what_it_sent(monkeypatch):
 
 REFUSED = {
     "reveals of each client: pi": {"fedtem"},
-    "reveals of each client: centers": {"t-shot", "fedgmm"},
+    "reveals of each client: centers": {"t-shot", "k-fed", "fedgmm"},
     "reveals of each client: update": {"cfl", "feroma", "fesem", "flexcfl"},
     "reveals of each client: profile": {"flux-like"},
     "reveals of each client: balanced": {"fedccfa"},

@@ -1,0 +1,102 @@
+"""k-FED: inputs are clustered in one round before training; each sample trains the branch of its center.
+
+Dennis, Li, Smith: *Heterogeneity for the Win: One-Shot Federated Clustering*, ICML 2021. Zhu et al.: *Diurnal or
+Nocturnal?*, ICLR 2022, start from it and enhance it to T-shot k-means.
+
+| symbol | meaning |
+| --- | --- |
+| `k` | number of clusters, here of branches |
+| `k'` | number of centers of a client, at most the root of k |
+
+1. Each client clusters its inputs into k' centers (Awasthi and Sheffet 2012).
+2. M holds the centers of one client. As long as M has less than k, add the center that is farthest from M.
+3. One round of Lloyd's algorithm from M over all centers.
+
+When to use it: modes look different in the raw inputs, clients of all modes are there at once, and each client has few
+modes.
+
+Choices:
+    - ours: training and prediction after the clustering are those of T-shot k-means, because k-FED is a clustering.
+    - paper: one round, of the clients that the cohort selects. Under a shift these may be of one mode.
+    - paper: all centers count the same, and a client has k' of them. T-shot has K of each client, and weighs them by
+      their samples. It begins with the largest.
+    - paper: step 3 is one round. T-shot and the released code go on to the end of Lloyd's algorithm.
+    - released code: k-means++ draws the first centers of a client, in the space of its k' singular vectors.
+    - ours: a center of a client that no sample is thrice as near to as to the others stays where it was drawn.
+    - ours: it is not defined for text.
+"""
+
+import numpy as np
+
+from fedtide.algorithms.entry import Entry
+from fedtide.algorithms.tshot import State, cluster_before
+from fedtide.clusters.clusterer import Points, distances, draw_seeds, farthest_first, kmeans_from
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.base import Algorithm
+from fedtide.core.rng import Rng
+from fedtide.fields.types import Count, Fraction, NonNegative
+from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
+from fedtide.mixtures.branches import BranchDivisor
+from fedtide.models.branched import BranchCount
+
+
+def kfed(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    client_centers: Count = 1,
+    branches: BranchCount = 2,
+    branch_layer: str = "head",
+    lam: NonNegative = 0.0,
+    eps: Fraction = 0.5,
+    normalize_by: BranchDivisor = "participants",
+    server: Server = KERAS,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """Multi-branch training with branches chosen by the nearest center of one round of federated k-means.
+
+    Args:
+        client_centers: k', number of centers of each client.
+        branch_layer: the layer to repeat.
+        lam: weight of the branches that a sample does not train.
+        eps: label smoothing of these branches.
+    """
+
+    def summarize(x: Points, rng: Rng) -> tuple[Points, np.ndarray]:
+        return local_centers(x, client_centers, rng)
+
+    def cluster(x: Points, counts: np.ndarray) -> Points:
+        seeds = farthest_first(x, branches, *range(client_centers))
+        return kmeans_from(x, seeds, iterations=1)[0]
+
+    return cluster_before(
+        "k-fed", task, local, 1, branches, branch_layer, lam, eps, normalize_by, server, cohort, weighting, summarize,
+        cluster,
+    )  # fmt: skip
+
+
+def local_centers(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray]:
+    """Cluster the rows of a client as Awasthi and Sheffet do; return at most k centers (k, d), and rows of each (k,).
+
+    With fewer than k rows the last centers are empty.
+    """
+    centers, counts = np.zeros((k, x.shape[1])), np.zeros(k)
+    if len(x) <= k:
+        centers[: len(x)], counts[: len(x)] = x, 1.0
+        return centers, counts
+    axes = np.linalg.svd(x, full_matrices=False)[2][:k]
+    flat = x @ axes.T
+    seeds = draw_seeds(flat, k, rng)
+    away = np.sqrt(distances(flat, seeds))
+    for r in range(k):
+        core = (3 * away[:, [r]] <= np.delete(away, r, axis=1)).all(axis=1)
+        if core.any():
+            seeds[r] = flat[core].mean(0)
+    centers, member = kmeans_from(x, seeds @ axes)
+    return centers, np.bincount(member, minlength=k).astype(np.float64)
+
+
+ENTRY = Entry(
+    "k-fed", kfed, "weights and centers down, update and branch up", "branches", helps=("hours",),
+    reveals=("centers", "counts"),
+)  # fmt: skip
