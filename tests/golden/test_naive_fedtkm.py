@@ -71,14 +71,19 @@ def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, br
         qbar = [count / sum(counts) for count in counts]
         q = linear_shares(t, PERIOD, branches)
         sure = [max(0.0, (branches * share - 1) / (branches - 1)) for share in q]
-        c = c.copy()
+        before, c = c, c.copy()
         for k in range(branches):
-            a = 1.0 if centers == "overwrite" else A0 * sure[k]
+            a = A0 * sure[k] if centers == "certainty" else 1.0
             if not mass[k] or not a:
                 continue
             if not started[k]:
                 a, started[k] = 1.0, True
             c[k] += a * (sums[k] / mass[k] - c[k])
+        if centers == "along":
+            mean_move = sum(mass[k] * (c[k] - before[k]) for k in range(branches)) / sum(mass)
+            for k in range(branches):
+                if not mass[k]:
+                    c[k] = before[k] + mean_move
         rate = eta if schedule == "constant" else eta * max(sure)
         log_alpha = [(1 - rho) * a for a in log_alpha]
         if branches == 2:  # Eq. 27
@@ -103,6 +108,7 @@ CASES = [
 RULES = [
     ("mean", "overwrite", {"kind": "leaky"}, 0.02, 0.05, 2),
     ("mean", "overwrite", {"kind": "leaky", "eta": 0.3, "rho": 0.2}, 0.3, 0.2, 3),
+    ("mean", "along", {"kind": "leaky"}, 0.02, 0.05, 3),
     ("vote", "overwrite", {"kind": "per-period", "eta": 2.4}, 2.4 / PERIOD, 0.0, 2),
 ]
 
@@ -128,7 +134,7 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
         "lam": LAM,
         "eps": EPS,
         "distance": distance,
-        "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else "overwrite",
+        "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else centers,
         "alpha": rule,
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}

@@ -26,6 +26,8 @@ Choices:
     - paper: `distance = "mean"` is the mean of norms. In the released code ("vote") each sample votes for its center.
     - paper: a tie goes to the last branch, because branch 1 needs a strictly smaller distance (line 10).
     - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves while its mode has the majority.
+    - ours: `update = "along"` is Eq. 12 too, but a center without participants moves as the others do in the mean, and
+      centers begin as N(0, 0.01^2): then no center is left behind while training moves the features.
     - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if all are assigned rightly.
     - ours: "per-period" steps by eta / T. "leaky" forgets rho of log alpha in each round. All stay within [-5, 5].
     - released code: eta is .02, which is not printed.
@@ -37,7 +39,8 @@ Choices:
     - ours: at test time all samples of a client choose together; the paper takes batches.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
 
-The safe form has leaky factors, which apply in training alone, and an anchor (docs/never-worse.md).
+The safe form has leaky factors, which apply in training alone, centers that move along, and an anchor
+(docs/never-worse.md).
 """
 
 from dataclasses import dataclass, replace
@@ -60,9 +63,22 @@ from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.priors import Linear, Prior, sketching
-from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
+from fedtide.mixtures.step_size import (
+    Along,
+    Alpha,
+    CenterUpdate,
+    Integral,
+    Leaky,
+    Overwrite,
+    PerPeriod,
+    carry_along,
+    first_whole,
+)
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored
+
+CLOSE = 0.01
+"""Standard deviation of centers at the beginning if they move along: each is within reach of all clients."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,7 @@ def fedtkm(
     server: Server = KERAS,
     distance: Literal["mean", "vote"] = "mean",
     alpha: Alpha = Integral(),
-    update: Update = Overwrite(),
+    update: CenterUpdate = Overwrite(),
     max_update_norm: Positive | None = None,
     rescale: Flag = True,
     cohort: Cohort = Arrivals(),
@@ -134,7 +150,8 @@ def fedtkm(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
+        spread = CLOSE if isinstance(update, Along) else 0.1
+        centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, spread, (branches, width(task, weights))))
         zero, memo, joined = torch.zeros(branches, dtype=torch.float64), prior.init(branches), cohort.init(fleet)
         modes = {"centers": centers, "log_alpha": zero, "started": zero > 0}
         return State(weights=weights, server=server.init(weights), **modes, prior=memo, cohort=joined)
@@ -189,7 +206,8 @@ def fedtkm(
         modes = zip(state.centers, got["features"], strict=True)
         estimates = torch.stack([old if new is None else new for old, new in modes])
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
-        centers, started = state.centers + a[:, None] * (estimates - state.centers), state.started | (a > 0)
+        moves, started = a[:, None] * (estimates - state.centers), state.started | (a > 0)
+        centers = state.centers + (carry_along(moves, mass) if isinstance(update, Along) else moves)
         # Line 15: the network.
         state, _ = step_branches(state, reply, server=server, lam=lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
@@ -219,5 +237,5 @@ def nearest(far: Tensor) -> Tensor:
 
 ENTRY = Entry(
     "fedtkm", fedtkm, "weights and centers down, update, feature means and counts up", "branches", helps=("hours",),
-    safe=Safe(options={"alpha": Leaky(), "rescale": False}, transforms=(Anchored(),)),
+    safe=Safe(options={"alpha": Leaky(), "update": Along(), "rescale": False}, transforms=(Anchored(),)),
 )  # fmt: skip

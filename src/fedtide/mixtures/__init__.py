@@ -6,9 +6,19 @@
 """
 
 from fedtide.mixtures.feature_gaussians import GaussianInit, KMeansPlusPlus, Public, Random
-from fedtide.mixtures.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Update
+from fedtide.mixtures.step_size import (
+    Along,
+    Alpha,
+    CenterUpdate,
+    Certainty,
+    Integral,
+    Leaky,
+    Overwrite,
+    PerPeriod,
+    Update,
+)
 
 __all__ = [
-    "Alpha", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite", "PerPeriod",
-    "Public", "Random", "Update",
+    "Along", "Alpha", "CenterUpdate", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite",
+    "PerPeriod", "Public", "Random", "Update",
 ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, Eq. 13 for "integral", and Eq. 10 and 12 for
-"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "per-period", "leaky" and more than two groups are our
-own extension.
+"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "along", "per-period", "leaky" and more than two groups are
+our own extension.
 
 An update is a function `(expected, mass) -> (K,)`. `expected` (K,) is the expected share of each component in this
 round, None without an expectation; `mass` (K,) is counted. A step of 1 replaces the old value with the new estimate, a
@@ -65,8 +65,44 @@ class Overwrite:
         return torch.ones_like(mass, dtype=torch.float64)
 
 
+@ingredient
+class Along:
+    """Replace a center with this round's estimate; a center without members moves along with the others.
+
+    Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for.
+
+    >>> Along()(None, torch.tensor([30.0, 10.0]))
+    tensor([1., 1.], dtype=torch.float64)
+    """
+
+    kind: Literal["along"] = "along"
+
+    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
+        """Return the step sizes (K,), float64."""
+        return torch.ones_like(mass, dtype=torch.float64)
+
+
 Update = Annotated[Certainty | Overwrite, Field(discriminator="kind")]
 """Rule for how far the components of a mixture move towards a round's estimate."""
+
+CenterUpdate = Annotated[Certainty | Overwrite | Along, Field(discriminator="kind")]
+"""Rule for how far FedTKM's centers move."""
+
+
+def carry_along(moves: Tensor, mass: Tensor) -> Tensor:
+    """Replace the move of each center without members by the mean move of all members (K, d).
+
+    Args:
+        moves: (K, d) by the estimates; 0 without one.
+        mass: (K,) members of each center, such as their samples.
+
+    >>> carry_along(torch.tensor([[2.0], [4.0], [0.0]]), torch.tensor([30.0, 10.0, 0.0]))
+    tensor([[2.0000],
+            [4.0000],
+            [2.5000]])
+    """
+    weights = mass.clamp_min(0)
+    return torch.where(weights[:, None] > 0, moves, weights @ moves / weights.sum().clamp_min(1e-12))
 
 
 ZERO_MID = '"zero-mid" takes no step where the prior holds all modes for equally likely (Eq. 27), "constant" does.'

@@ -9,7 +9,16 @@ import torch
 
 from fedtide.core.base import Moment
 from fedtide.mixtures.priors import Linear
-from fedtide.mixtures.step_size import Certainty, Integral, Leaky, PerPeriod, certainty, first_whole, zero_mid
+from fedtide.mixtures.step_size import (
+    Certainty,
+    Integral,
+    Leaky,
+    PerPeriod,
+    carry_along,
+    certainty,
+    first_whole,
+    zero_mid,
+)
 
 
 def test_certainty_by_hand():
@@ -44,6 +53,14 @@ def test_the_first_step_goes_all_the_way_where_something_was_found_and_a_step_is
     steps, found = torch.tensor([0.5, 0.5, 0.0, 0.5]), torch.tensor([True, False, True, True])
     started = torch.tensor([False, False, False, True])
     assert first_whole(steps, found, started).tolist() == [1.0, 0.0, 0.0, 0.5]
+
+
+def test_centers_without_members_make_the_mean_move_of_all_members():
+    """30 samples move by (1, 0) and 10 by (0, 2): (30 * 1 / 40, 10 * 2 / 40) = (3/4, 1/2)."""
+    moves = double([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    assert carry_along(moves, double([30.0, 10.0, 0.0])).tolist() == [[1.0, 0.0], [0.0, 2.0], [0.75, 0.5]]
+    assert torch.equal(carry_along(moves, double([1.0, 1.0, 1.0])), moves)
+    assert torch.equal(carry_along(0 * moves, double([0.0, 0.0, 0.0])), 0 * moves)
 
 
 # -- factors of distances ----------------------------------------------------------------------------------------------
