@@ -67,7 +67,7 @@ class Overwrite:
 
 @ingredient
 class Along:
-    """Replace a center with this round's estimate; a center without members moves along with the others.
+    """Replace a center with this round's estimate; one without members moves along with the others (FedTKM alone).
 
     Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for.
 
