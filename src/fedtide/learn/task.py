@@ -312,16 +312,21 @@ class Task:
         if shard.mask is not None:
             shard = shard.pick(shard.mask.any(1))
         shared, columns = loss.prepare(shard)
-        squares = [torch.zeros_like(value) for value in self.scratch.values]
+        values, squares = self.scratch.values, list[Tensor]()
         x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
         stack = None if columns or not len(shard) else self._row_stack(loss, x, y)
         if stack is not None:
-            few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)
+            few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in values), 1)
             size = few if stack.by_row else ROWS
             for part_x, part_y in zip(x.split(size), y.split(size), strict=True):
                 named = stack.squares(weights, part_x, part_y)
-                torch._foreach_add_(squares, [named[name] for name in self.scratch.names])
+                part = [named[name] for name in self.scratch.names]
+                if squares:
+                    torch._foreach_add_(squares, part)
+                else:
+                    squares = [leaf.clone(memory_format=torch.contiguous_format) for leaf in part]
         else:
+            squares = [torch.zeros_like(value) for value in values]
             self.scratch.load(weights, train=False)
             for k in range(len(shard)):
                 row = slice(k, k + 1)
