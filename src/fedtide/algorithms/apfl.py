@@ -45,6 +45,7 @@ from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Moment, Shard, Weights
 from fedtide.core.rng import Rng
+from fedtide.core.trees import unshare
 from fedtide.core.weights import mix, sub
 from fedtide.fields.types import Flag, Fraction
 from fedtide.learn import (
@@ -118,13 +119,15 @@ def step_as_printed(
     shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float
 ) -> Steps[tuple[Tensor, float]]:
     """Step both models of a client as Algorithm 1 does; return the loss of `w_i` and the gradient of its share."""
-    mixed = torch._foreach_lerp(shared.values, personal.values, a)  # m
     difference = torch._foreach_sub(personal.values, shared.values)
     value, g = yield shared.ask(batch)
     shared.step(g)
+    mixed = torch._foreach_sub(personal.values, difference, alpha=1 - a)  # m, from `w_i` before its step
     _, slope = yield personal.ask(batch, mixed)  # grad f_i(m)
-    personal.step(torch._foreach_mul(slope, a))
-    return value, inner(difference, slope)
+    steep, slope = inner(difference, slope), unshare(slope)
+    torch._foreach_mul_(slope, a)
+    personal.step(slope)
+    return value, steep
 
 
 def step_as_pfllib(shared: ModelByBatch, personal: ModelByBatch, batch: Batch, a: float) -> Steps[tuple[Tensor, float]]:
