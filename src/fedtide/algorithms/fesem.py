@@ -119,7 +119,7 @@ def fesem(
             return None
         return Answer({}, memory={"found": nearest_model(flat(fitted.weights.params)[None], payload.models)[0]})
 
-    works = {"train": reveal_model(Training(task, local, weighting))}
+    works = {"train": reveal_model(Training(task, local, weighting), summed=False)}
     check = at_most_registered(clusters)
     return build_clustered("fesem", task, local, cohort, init, round, serve, works, adapt, check, **APART)
 

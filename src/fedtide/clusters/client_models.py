@@ -67,8 +67,13 @@ def shape_model(vector: Tensor, like: Weights) -> Weights:
     return Weights(*({name: leaves[name] for name in part} for part in (like.params, like.buffers)))
 
 
-def reveal_model(training: Training) -> Stepwise:
-    """Build local training whose whole update, and its weight, the server may see by itself."""
+def reveal_model(training: Training, *, summed: bool = True) -> Stepwise:
+    """Build local training whose whole update, and its weight, the server may see by itself.
+
+    Args:
+        training: local training.
+        summed: whether some questions ask for the sum of updates; else it is not computed.
+    """
 
     @Stepwise
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
@@ -77,7 +82,10 @@ def reveal_model(training: Training) -> Stepwise:
             return None
         update, weight = answer.total["delta"].value, answer.total["delta"].weight
         rows = {"update": flatten_model(update), "weight": torch.tensor(weight, dtype=torch.float64)}
-        return replace(answer, rows={**answer.rows, **rows}, repeated=("update",))
+        rows = {**answer.rows, **rows}
+        if not summed:
+            return replace(answer, total={k: v for k, v in answer.total.items() if k != "delta"}, rows=rows)
+        return replace(answer, rows=rows, repeated=("update",))
 
     return train
 
@@ -101,8 +109,11 @@ def train_apart(
         return state, reply, no_models(models[0])
     order = clients.argsort()
     received = place[order][torch.isin(clients[order], reply.clients)]
-    starts = torch.stack([flatten_model(model) for model in models])[received]
-    return state, reply, ClientModels(reply.clients, starts + reply.rows["update"], reply.rows["weight"])
+    starts, update = [flatten_model(model) for model in models], reply.rows["update"]
+    trained = torch.empty_like(update)
+    for k, delta, into in zip(received.tolist(), update, trained, strict=True):
+        torch.add(starts[k], delta, out=into)
+    return state, reply, ClientModels(reply.clients, trained, reply.rows["weight"])
 
 
 def mix_client_models(trained: ClientModels, share: Tensor) -> Tensor:
