@@ -50,32 +50,37 @@ class Adds:
 
     Args:
         steps: gradients of a batch, each with a step along it.
+        decayed: gradients of a batch, each with a step of momentum and weight decay. They are timed as a whole, because
+            the gradient and the momentum meet in a processor's cache.
         halves: those of half a batch.
         heads: those by the last layer alone.
         whole: gradients of all rows.
         passes: passes without gradients over all rows.
         vectors: operations on vectors as long as the weights, each a third of a pull.
+        features: operations on the features of a batch, each a third of a pull of features.
         sums: such vectors that go into sums of the server, beside the update.
         options: of the method.
     """
 
     steps: int = 0
+    decayed: int = 0
     halves: int = 0
     heads: int = 0
     whole: int = 0
     passes: int = 0
     vectors: int = 0
+    features: int = 0
     sums: int = 0
     options: dict[str, Any] | None = None
 
 
-PIECES = ("steps", "halves", "heads", "whole", "passes", "vectors", "sums")
+PIECES = ("steps", "decayed", "halves", "heads", "whole", "passes", "vectors", "features", "sums")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
 DISTANCE = 3
 """Vector operations of a distance: a difference, its squares, and their sum."""
-DECAY = 3
-"""Vector operations of momentum and weight decay at a step."""
+CONTRAST = 20
+"""Operations on the features of a batch of a contrast: directions, cosines, softmax, and the way back through them."""
 ALGORITHMS = {
     "fedper": Adds(),
     "lg-fedavg": Adds(),
@@ -89,18 +94,25 @@ ALGORITHMS = {
     "per-fedavg": Adds(halves=2 * STEPS, steps=-STEPS, vectors=STEPS),
     "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
     "knn-per": Adds(),
-    "fedpac": Adds(heads=STEPS // 2, passes=2, vectors=(PULL + DECAY) * STEPS),
-    "fesem": Adds(vectors=4 * DISTANCE, options={"clusters": 4}),
+    "fedpac": Adds(heads=STEPS // 2, passes=2, steps=-STEPS, decayed=STEPS, features=(PULL + 2) * STEPS),
+    "fesem": Adds(vectors=4 * DISTANCE + 1, options={"clusters": 4}),
     "fednova": Adds(vectors=1),
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
-    "moon": Adds(passes=2, vectors=10 * STEPS),
+    "moon": Adds(passes=2, features=CONTRAST * STEPS),
     "fedntd": Adds(passes=1, vectors=6 * STEPS),
-    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 4, sums=2),
+    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 6, sums=2),
     "adaptive-fedavg": Adds(),
     "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
     "feroma": Adds(passes=1),
     "flux-like": Adds(passes=1),
-    "fedccfa": Adds(heads=STEPS // 2 + 10, passes=1, vectors=(10 + DECAY) * STEPS, options={"align_from": 1}),
+    "fedccfa": Adds(
+        heads=STEPS // 2 + 10,
+        passes=1,
+        steps=-STEPS,
+        decayed=STEPS,
+        features=CONTRAST * STEPS,
+        options={"align_from": 1},
+    ),
     "fedrc": Adds(steps=3 * STEPS, passes=4, sums=3, options={"components": 4}),
     "fedsoft": Adds(passes=4, vectors=PULL * STEPS + 2 * 4, sums=3, options={"clusters": 4}),
     "cda-fedavg": Adds(passes=1),
@@ -138,9 +150,9 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
 
     totals = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in weights.params.values()]
 
-    def pull(count: int) -> Callable[[], Any]:
+    def pull(count: int, shapes: list[torch.Size]) -> Callable[[], Any]:
         shape = (CLIENTS,) if stacked else ()
-        now, received, gradient = ([torch.ones(*shape, *leaf.shape) for leaf in weights.params.values()] for _ in "abc")
+        now, received, gradient = ([torch.ones(*shape, *leaf) for leaf in shapes] for _ in "abc")
 
         def act() -> None:
             for _ in range(count):
@@ -154,12 +166,21 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
         for _ in range(CLIENTS):
             torch._foreach_add_(totals, list(weights.params.values()), alpha=0.5)
 
-    def single(of: Task, rows: int) -> Callable[[], Any]:
+    def decay(gradient: list[Any], params: list[Any], moments: list[Any]) -> list[Any]:
+        torch._foreach_add_(gradient, params, alpha=1e-5)
+        torch._foreach_mul_(moments, 0.5)
+        torch._foreach_add_(moments, gradient)
+        return moments
+
+    def single(of: Task, rows: int, *, decayed: bool = False) -> Callable[[], Any]:
         prepared = [(of.inputs(shard.x[:rows]), shard.y[:rows], *loss.prepare(shard)) for shard in shards]
+        moments = [torch.zeros_like(leaf) for leaf in of.scratch.values]
 
         def act() -> None:
             for x, y, shared, columns in prepared:
                 _, gradient = of.differentiate(loss, x, y, shared, columns)
+                if decayed:
+                    gradient = decay(gradient, of.scratch.values, moments)
                 torch._foreach_add_(of.scratch.values, gradient, alpha=-0.01)
 
         return act
@@ -174,9 +195,15 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
         x, y = torch.stack([of.inputs(shard.x) for shard in few]), torch.stack([shard.y for shard in few])
         return stack, params, others, (x, y, torch.full(y.shape, 1 / rows), None, shared)
 
-    def stack_steps(of: Task, rows: int) -> Callable[[], Any]:
+    def stack_steps(of: Task, rows: int, *, decayed: bool = False) -> Callable[[], Any]:
         stack, params, others, batch = side_by_side(of, rows)
-        return lambda: stack.gradient(params, others, *batch, rate=0.01)
+        moments = [torch.zeros_like(leaf) for leaf in params]
+
+        def act() -> None:
+            gradient, _, _ = stack.gradient(params, others, *batch)
+            torch._foreach_add_(params, decay(gradient, params, moments), alpha=-0.01)
+
+        return act if decayed else lambda: stack.gradient(params, others, *batch, rate=0.01)
 
     @torch.no_grad()
     def passes() -> None:
@@ -184,12 +211,16 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
             task.scratch.module(shard.x)
 
     made = stack_steps if stacked else single
+    times = 1 if stacked else CLIENTS
+    wide = [leaf for leaf in weights.params.values() if leaf.dim() > 1][-1].shape[1]
     pieces = {
         "steps": made(task, BATCH),
+        "decayed": made(task, BATCH, decayed=True),
         "halves": made(task, BATCH // 2),
         "heads": made(last, BATCH),
         "whole": made(task, ROWS),
-        "pulls": pull(1 if stacked else CLIENTS),
+        "pulls": pull(times, [leaf.shape for leaf in weights.params.values()]),
+        "feature pulls": pull(times, [torch.Size([BATCH, wide])]),
         "sums": summed,
     }
     if not stacked:
@@ -221,7 +252,7 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 act()
         for _ in range(repeats):
             taken = {key: least(act, taken[key]) for key, act in acts.items()}
-    taken["vectors"] = taken["pulls"] / PULL
+    taken["vectors"], taken["features"] = taken["pulls"] / PULL, taken["feature pulls"] / PULL
     lines = []
     for name in ["fedavg", *algorithms]:
         adds = ALGORITHMS.get(name, Adds())
