@@ -100,7 +100,7 @@ ALGORITHMS = {
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
     "moon": Adds(passes=2, features=CONTRAST * STEPS),
     "fedntd": Adds(passes=1, vectors=6 * STEPS),
-    "fedcurv": Adds(whole=1, vectors=PULL * STEPS + 6, sums=2),
+    "fedcurv": Adds(whole=1, vectors=(PULL + 1) * STEPS + 4, sums=2),
     "adaptive-fedavg": Adds(),
     "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
     "feroma": Adds(passes=1),

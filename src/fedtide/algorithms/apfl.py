@@ -122,8 +122,8 @@ def step_as_printed(
     difference = torch._foreach_sub(personal.values, shared.values)
     value, g = yield shared.ask(batch)
     shared.step(g)
-    mixed = torch._foreach_sub(personal.values, difference, alpha=1 - a)  # m, from `w_i` before its step
-    _, slope = yield personal.ask(batch, mixed)  # grad f_i(m)
+    # m is made of the difference, because `w_i` has moved.
+    _, slope = yield personal.ask(batch, torch._foreach_sub(personal.values, difference, alpha=1 - a))  # grad f_i(m)
     steep, slope = inner(difference, slope), unshare(slope)
     torch._foreach_mul_(slope, a)
     personal.step(slope)

@@ -12,7 +12,6 @@ Clients whose terms are alike are trained together (`alike`, `stacked`).
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -184,37 +183,37 @@ class Curvature:
         """Terms of several clients are of one kind if this is equal."""
         return self.lam
 
-    @cached_property
-    def scaled(self) -> tuple[list[Tensor], list[Tensor]]:
-        """2 lam F and -2 lam F w: so each step takes one operation, and not two."""
-        return list(torch._foreach_mul(self.fisher, 2 * self.lam)), list(torch._foreach_mul(self.pulled, -2 * self.lam))
-
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return 2 lam (F v - F w)."""
-        fisher, pulled = ([leaf.to(now[0].device) for leaf in part] for part in self.scaled)
-        return list(torch._foreach_addcmul(pulled, fisher, now))
+        fisher, pulled = ([leaf.to(now[0].device) for leaf in part] for part in (self.fisher, self.pulled))
+        pull = list(torch._foreach_addcmul(pulled, fisher, now, value=-1))
+        torch._foreach_mul_(pull, -2 * self.lam)
+        return pull
 
     def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "StackedCurvature":
         """Return the term of several clients that are trained at once, which have the same `lam`."""
-        parts = zip(*(term.scaled for term in terms), strict=True)
-        return StackedCurvature(*(_side_by_side([layout(part) for part in sums]) for sums in parts))
+        fisher, pulled = (_side_by_side([layout(part) for part in parts]) for parts in (
+            [term.fisher for term in terms], [term.pulled for term in terms],
+        ))  # fmt: skip
+        return StackedCurvature(self.lam, fisher, pulled)
 
 
 @dataclass(frozen=True)
 class StackedCurvature:
-    """The pulls of several clients, with the sums (clients, ...) of `Curvature.scaled`.
+    """The pulls of several clients, with sums (clients, ...).
 
-    >>> fisher, pulled = torch.tensor([[2.0], [9.0]]), torch.tensor([[-4.0], [-9.0]])
-    >>> StackedCurvature([fisher], [pulled])([torch.tensor([[3.0]])], [])
+    >>> fisher, pulled = torch.tensor([[2.0], [9.0]]), torch.tensor([[4.0], [9.0]])
+    >>> StackedCurvature(0.5, [fisher], [pulled])([torch.tensor([[3.0]])], [])
     [tensor([[2.]])]
     """
 
+    lam: float
     fisher: list[Tensor]
     pulled: list[Tensor]
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the pulls of the clients that take the step, which come first."""
-        return list(torch._foreach_addcmul(_cut(self.pulled, now), _cut(self.fisher, now), now))
+        return Curvature(self.lam, _cut(self.fisher, now), _cut(self.pulled, now))(now, received)
 
 
 def _cut(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
