@@ -135,7 +135,9 @@ def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(sca
     assert searched == [["Local"], ["Global (choice)"], ["Mixture"], ["AEM"]]
     assert len({search.trials for stage in found for search in stage}) == 1
     fixed = {".".join(place[2:]) for stage in found for search in stage for p in search.parameters for place in p.also}
-    assert fixed >= {"mixture.solver.lr", "local.lr", "mixture.gating.lr"}
+    assert fixed >= {"mixture.solver.lr", "local.lr", "mixture.gating.lr", "mixture.model.dense.0"}
+    shared = {".".join(p.place) for stage in found for search in stage for p in search.parameters}
+    assert shared >= {"model.channels.0", "model.channels.1", "model.dense.0", "model.dropout.1"}
 
 
 def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
@@ -147,5 +149,8 @@ def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
         if method.name != "Global (choice)"
     ]
     assert solvers[0]["lr"] == solvers[1]["lr"] == solvers[2]["lr"] != 1e-3
+    local, _, *mixtures = (method.options for method in ready.method)
+    assert all(local["model"] == options["mixture"]["model"] for options in mixtures)
+    assert ready.model.channels != (2, 2)
     preflight(ready)
     assert (tmp_path / "x" / "report.html").stat().st_size > 10_000

@@ -95,7 +95,8 @@ def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
     """Set a dotted key below a table, in place.
 
     A list of tables is entered by position or by a table's name, transforms by their kind. Without either every table
-    is meant, so `method.x` is the `x` of all methods. A choice that was written as a word becomes a table first.
+    is meant, so `method.x` is the `x` of all methods. A list of values is entered by position. A choice that was
+    written as a word becomes a table first.
 
     >>> values = {"method": [{"name": "A"}, {"name": "B"}], "shift": {"who": "periodic"}}
     >>> assign(values, ["method", "B", "q"], 0.1); assign(values, ["shift", "who", "period"], 8); values
@@ -116,7 +117,11 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
     if above.endswith(".transforms") or above == "transforms":
         items[:] = map(by_kind, items)
     if not all(isinstance(item, dict) for item in items):
-        raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
+        if path not in [[str(number)] for number in range(len(items))]:
+            last = f", or one of them by its position, '{above}.0' to '{above}.{len(items) - 1}'"
+            raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole{last}")
+        items[int(path[0])] = value
+        return
     names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
     where = f"{above}.{'.'.join(path)}"
     number, rest = _locate_method(path, items, names, where) if above == "method" else locate(path, names)

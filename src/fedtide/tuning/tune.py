@@ -76,6 +76,9 @@ Placed = list[tuple[Place, Any]]
 FIXED = ("name", "algorithm", "shift", "safe", "transforms")
 """Keys of a method that no search may change, so that all compared methods meet the same data."""
 
+NETWORK = "model"
+"""Table of the network that all methods share. Sizes that one method finds go to all of them."""
+
 USUAL_TRIALS = 20
 """Trials of a method, if none are set."""
 NEAR = 0.05
@@ -87,10 +90,10 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Parameter:
-    """A value that is searched for one method.
+    """A value that is searched with one method.
 
-    key: key in the file. place: path of the value in this method. also: other paths that the found value is written to.
-    range: searched range. where: name of the range in messages.
+    key: key in the file. place: path of the value, in this method or in the network that all methods share. also: other
+    paths that the found value is written to. range: searched range. where: name of the range in messages.
     """
 
     key: str
@@ -101,8 +104,8 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Key within the method."""
-        return ".".join(self.place[2:])
+        """Key within the method, or of the network."""
+        return ".".join(self.place[2:] if self.place[0] == "method" else self.place)
 
 
 @dataclass(frozen=True)
@@ -191,28 +194,34 @@ def _searches(stage: TuneStage, experiment: Experiment, where: str) -> list[Sear
         if name not in names:
             raise unknown(f"{at}.methods", name, names, quoted=True)
     allowed = names if stage.methods is None else list(dict.fromkeys(among))
-    about = {key: _about(key, methods, f"{at}.ranges.{key}") for key in stage.ranges}
+    shared = [key for key in stage.ranges if key.split(".")[0] == NETWORK]
+    about = {key: _about(key, methods, f"{at}.ranges.{key}") for key in stage.ranges if key not in shared}
     scratch = base_of(experiment)
-    for key in about:
+    for key in stage.ranges:
         with within(f"{at}.ranges"):
             assign(scratch, key.split("."), None)  # raises if there is no such method
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
             raise unknown(f"{at}.ranges.{key}", method, allowed, quoted=True)
-    reached = [name for name in allowed if any(method in (None, name) for method, _ in about.values())]
+    reached = [name for name in allowed if shared or any(method in (None, name) for method, _ in about.values())]
+    if shared and len(reached) > 1:
+        because = "because all methods share the network"
+        raise FedtideError(f"{at}.ranges.{shared[0]}: allowed: one method, in `methods` of a [[tune.stage]], {because}")
     for name in allowed if stage.methods is not None else ():
         if name not in reached:
             raise refused(f"{at}.methods", name, "methods that a range of the stage is about")
     out = []
     for name in reached:
         parameters = []
-        for key, (method, rest) in about.items():
+        for key, range_ in stage.ranges.items():
+            method, rest = about.get(key, (None, ()))
             if method in (None, name):
-                label, range_ = f"{at}.ranges.{key}", stage.ranges[key]
+                label = f"{at}.ranges.{key}"
                 also = tuple(_elsewhere(other, methods, label) for other in range_.also)
                 if also and method is None and len(reached) > 1:
                     raise FedtideError(f"{label}.also: allowed with a range about one method, 'method.<name>.<key>'")
-                parameters.append(Parameter(key, ("method", name, *rest), also, range_, label))
+                place = tuple(key.split(".")) if key in shared else ("method", name, *rest)
+                parameters.append(Parameter(key, place, also, range_, label))
         places = [parameter.place for parameter in parameters]
         if twice := next((place for i, place in enumerate(places) if place in places[:i]), None):
             raise FedtideError(f"{at}.ranges: two ranges are about '{'.'.join(twice)}'")
@@ -237,8 +246,8 @@ def _about(key: str, methods: Mapping[str, str], label: str) -> tuple[str | None
     """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
-        because = "all methods of a comparison share the rest"
-        raise FedtideError(f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': {because}")
+        keys = "'method.<key>' or 'method.<name>.<key>', or of the network, 'model.<key>'"
+        raise FedtideError(f"{label}: allowed: keys of methods, {keys}: all methods of a comparison share the rest")
     method, rest = _parted(path, methods)
     if not rest or rest[0] in FIXED:
         first_key = "".join(rest[:1])
@@ -260,10 +269,11 @@ def _refuse_swept(parameter: Parameter, methods: Mapping[str, str], swept: Itera
     """Raise if a key that trials set is swept, too: each point would set it anew."""
     for key in swept:
         first, *path = key.split(".")
-        method, rest = _parted(path, methods) if first == "method" and path else (None, ())
-        for _, name, *tuned in (parameter.place, *parameter.also) if rest else ():
+        method, rest = _parted(path, methods) if first == "method" and path else (None, tuple(path))
+        for root, *tuned in (parameter.place, *parameter.also) if rest or first == NETWORK else ():
+            name = tuned.pop(0) if root == "method" else None
             length = min(len(rest), len(tuned))
-            if method in (None, name) and list(rest[:length]) == tuned[:length]:
+            if root == first and method in (None, name) and list(rest[:length]) == tuned[:length]:
                 raise FedtideError(f"{parameter.where}: the sweep sets '{key}', too; allowed: one of the two")
 
 
@@ -299,6 +309,8 @@ def with_values(experiment: Experiment, values: Placed) -> dict[str, Any]:
 def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[str, Experiment]]:
     """Yield the experiment at both ends of every range and every value of a list, with the methods concerned.
 
+    A size of the network concerns all methods, because all get the size that one of them finds.
+
     Raises:
         FedtideError: a key does not exist, or a value is invalid.
     """
@@ -309,7 +321,8 @@ def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[st
                 name = f"{parameter.where} = {value}"
                 at_end = from_dict(with_values(experiment, pairs), where=name)
                 for point in points(at_end, name):
-                    methods = tuple(method for method in point.experiment.method if method.name == search.method)
+                    every = parameter.place[0] == NETWORK
+                    methods = tuple(each for each in point.experiment.method if every or each.name == search.method)
                     yield name, point.experiment.model_copy(update={"method": methods})
 
 
@@ -780,8 +793,14 @@ class LiveTuning(TerminalBars):
     def trial(self, trial: Trial, tuned: Tuned) -> None:
         """Show a finished trial of a method."""
         self.add(1)
-        values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
+        values = ", ".join(f"{_last(key)} {value}" for key, value in trial.values.items())
         shown = f"{100 * (trial.shown or 0.0):.1f} %"
         outcome = {"finished": shown, "pruned": f"pruned at {shown}", "failed": f"failed: {trial.reason}"}[trial.state]
         so_far = "" if tuned.best is None else f"; best so far {100 * (tuned.best.accuracy or 0.0):.1f} %"
         self.say(f"  {tuned.search.title}, trial {trial.number + 1} ({values}): {outcome}{so_far}")
+
+
+def _last(key: str) -> str:
+    """Return the last word of a dotted key, with the position behind it of a number in a list."""
+    *_, before, last = key.split(".")
+    return f"{before}.{last}" if last.isdigit() else last

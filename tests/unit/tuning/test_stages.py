@@ -8,6 +8,7 @@ import pytest
 
 from fedtide.config import Range, from_dict
 from fedtide.core.errors import FedtideError
+from fedtide.runs.digest import digest_of
 from fedtide.tuning.tune import at_edge, base_of, ends, stages, with_values
 from helpers.studies import PROX, RATE, RATES, A, tunable, tuning
 
@@ -102,6 +103,50 @@ def test_what_a_method_meets_is_not_searched(key):
         FedtideError, match=r"allowed: (a key of the method other than name, algorithm, shift|keys of methods)"
     ):
         list(ends(tuning(tune={"ranges": {key: {"choices": ["x"]}}})))
+
+
+def test_the_network_is_searched_with_one_method_and_its_sizes_one_by_one():
+    ranges = {"model.hidden.0": {"choices": [4, 6]}, "method.prox.local.lr": RATE}
+    sizes = {"name": "sizes", "methods": ["prox"], "ranges": ranges}
+    experiment = tuning(A, PROX, model={"kind": "mlp", "hidden": [3, 5]}, tune={"stage": [sizes]})
+    ((search,),) = stages(experiment)
+    assert [p.place for p in search.parameters] == [("model", "hidden", "0"), ("method", "prox", "local", "lr")]
+    assert [p.name for p in search.parameters] == ["model.hidden.0", "local.lr"]
+    found = from_dict(with_values(experiment, search.assigned({"model.hidden.0": 6, "method.prox.local.lr": 0.2})))
+    assert found.model.hidden == (6, 5)
+    by_end = [[method.name for method in at.method] for _, at in ends(experiment)]
+    assert by_end == [["A", "prox"]] * 2 + [["prox"]] * 2  # all methods get the network
+
+
+def test_a_network_of_another_size_is_another_digest():
+    experiment = tuning(A, tune={"ranges": {"model.hidden.0": {"choices": [4, 6]}}})
+    small, large = (at for _, at in ends(experiment))
+    assert digest_of(small, small.method[0], 0) != digest_of(large, large.method[0], 0)
+
+
+@pytest.mark.parametrize(("methods", "key", "said"), [
+    ((A, PROX), "model.hidden.0", "experiment: tune.ranges.model.hidden.0: allowed: one method, in `methods`"),
+    ((A,), "model.hidden.7", "experiment: tune.ranges: model.hidden.7: 'model.hidden' is a list of values; set"),
+    ((A,), "model.hidden.x", "experiment: tune.ranges: model.hidden.x: 'model.hidden' is a list of values; set"),
+    ((A,), "model.depth", "experiment: tune.ranges.model.depth = 4: model.depth: unknown key"),
+    ((A,), "model.", "experiment: tune.ranges.model. = 4: model.: unknown key"),
+    ((A,), "models.hidden", "experiment: tune.ranges.models.hidden: allowed: keys of methods"),
+])  # fmt: skip
+def test_a_network_that_cannot_be_searched(methods, key, said):
+    with pytest.raises(FedtideError) as raised:
+        list(ends(tuning(*methods, tune={"ranges": {key: {"choices": [4, 6]}}})))
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["model", "model.hidden"])
+def test_over_a_sweep_of_networks_no_trial_sets_their_sizes(key):
+    swept = [[4], [6]] if key.endswith("hidden") else [{"kind": "mlp", "hidden": [width]} for width in (4, 6)]
+    experiment = tuning(
+        A, sweep={key: swept}, tune={"over_sweep": True, "ranges": {"model.hidden.0": {"choices": [4, 6]}}}
+    )
+    with pytest.raises(FedtideError, match=f"the sweep sets '{key}', too"):
+        stages(experiment)
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------

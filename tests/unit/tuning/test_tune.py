@@ -178,6 +178,27 @@ def test_a_trial_is_what_a_run_with_its_values_says_of_validation_rows(tmp_path,
     assert [curve["seed"] for curve in trial["curves"]] == [0, 1]
 
 
+def test_sizes_of_the_network_are_chosen_by_validation_rows_and_stay_for_later_stages(tmp_path):
+    """Each size is worth what a run of this size is worth, and the best one is the network of the tuned experiment."""
+    sizes = {"name": "sizes", "methods": ["A"], "ranges": {"model.hidden.0": {"choices": [1, 8]}}}
+    rates = {"name": "rates", "ranges": {"method.prox.local.lr": {"choices": [0.1]}}}
+    search = {"sampler": "grid", "pruning": False, "stage": [sizes, rates], "trials": None}
+    experiment = tuning(A, PROX, model={"kind": "mlp", "hidden": [4]}, tune=search)
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    by_size = {line["values"]["model.hidden.0"]: line["by_seed"] for line in lines(root) if line["stage"] == "sizes"}
+    (later,) = [line for line in lines(root) if line["stage"] == "rates"]
+    best = max(by_size, key=by_size.get)
+    assert read(root / READY).model.hidden == (best,)
+    for size, method, by_seed in [*((size, "A", by_size[size]) for size in by_size), (best, "prox", later["by_seed"])]:
+        played = read(root / "config.toml", sets=[f"model.hidden=[{size}]", "seeds=[0]"])
+        folder = tmp_path / f"{method}-{size}"
+        create(played, folder)
+        assert run(played, folder, workers=1)
+        (summary,) = read_study(folder).summaries
+        assert summary.method(method).measures["val_accuracy"].values == by_seed
+
+
 def test_over_a_sweep_a_trial_is_the_mean_over_all_points(tmp_path):
     rates = {"method.local.lr": {"choices": [0.1]}}
     search = {"trials": 1, "seeds": [0, 1], "over_sweep": True, "ranges": rates}
