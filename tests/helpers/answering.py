@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedtide.core.base import Algorithm, Cost, Moment, Reply, Weights
 from fedtide.core.rng import Rng
+from fedtide.core.stopwatch import Stopwatch
 from fedtide.core.trees import map_leaves
 from fedtide.learn.task import Task
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update
@@ -53,6 +54,7 @@ class Answering:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     round: int = 0
     asked: list[tuple[str, Any, tuple[str, ...]]] = field(default_factory=list)
+    clustering: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def moment(self) -> Moment:

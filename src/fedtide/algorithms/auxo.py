@@ -183,7 +183,9 @@ def auxo(
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
-            if len(at) >= min_participants:
+            if len(at) < min_participants:
+                continue
+            with fleet.clustering:
                 sketches = reply.rows["sketch"][at].double()
                 state = add_evidence(state, c, reply.clients[at], sketches - sketches.mean(0), rng.at("sides", c))
                 if len(state.weights) < max_clusters and splits(state, c, split):

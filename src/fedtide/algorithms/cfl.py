@@ -159,11 +159,12 @@ def cfl(
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
         state = replace(state, recent=remember_updates(state.recent, reply, now, update_ttl))
-        norms = torch.stack([norms_of_members(state, k) for k in range(len(state.weights))])
-        state = replace(state, largest=torch.maximum(state.largest, norms[:, 0]))
-        for k in range(len(state.weights)) if now >= split_after else ():
-            if incongruent(state, k, norms[k]):
-                state = split(state, before, k, reply)
+        with fleet.clustering:
+            norms = torch.stack([norms_of_members(state, k) for k in range(len(state.weights))])
+            state = replace(state, largest=torch.maximum(state.largest, norms[:, 0]))
+            for k in range(len(state.weights)) if now >= split_after else ():
+                if incongruent(state, k, norms[k]):
+                    state = split(state, before, k, reply)
         return state, {
             **facts,
             "clusters": len(state.weights),

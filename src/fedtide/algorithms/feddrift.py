@@ -223,7 +223,12 @@ def feddrift(
         reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(places))
         if not len(reply.clients):
             return state, {}
-        before = state.model[reply.clients]
+        with fleet.clustering:
+            return change_models(state, reply, step)
+
+    def change_models(state: State, reply: Reply, step: int) -> tuple[State, dict[str, Any]]:
+        """Do so by the reply to "judge"."""
+        places, before = state.places.taken, state.model[reply.clients]
         state, left = with_best(state, reply, places, step, delta)
         leavers = reply.clients[left]
         for clients in [leavers] if isinstance(variant, Eager) else leavers.split(1):

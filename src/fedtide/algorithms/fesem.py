@@ -96,12 +96,13 @@ def fesem(
         parameters = trained.models[:, : flat(state.weights[0].params).numel()]
         begun = bool((state.cluster >= 0).any())
         few = not begun and len(trained.clients) < clusters
-        if begun:
-            member = nearest_model(parameters, state.weights)  # E-step
-        elif few:
-            member = torch.zeros_like(trained.clients)
-        else:
-            member = kmeans_groups(parameters.double().numpy(), clusters, rng.at("centers"))
+        with fleet.clustering:
+            if begun:
+                member = nearest_model(parameters, state.weights)  # E-step
+            elif few:
+                member = torch.zeros_like(trained.clients)
+            else:
+                member = kmeans_groups(parameters.double().numpy(), clusters, rng.at("centers"))
         weights = tuple(mean_client_models(trained, member, clusters, state.weights))  # M-step
         facts: Facts = {"loss": mean_over_slots(reply.total, "loss"), "members": member.bincount(minlength=clusters)}
         if few:  # one cluster, and nobody is in it yet

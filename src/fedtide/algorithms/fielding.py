@@ -164,8 +164,10 @@ def fielding(
             cohort=cohort.init_unasked(fleet),
         )
         state, drifted = ask_reports(state, fleet, fleet.reachable)
-        # Algorithm 1, line 1.
-        return recluster(state, cluster_reports(state, clustering, rng.at("cluster"))) if len(drifted) else state
+        if not len(drifted):
+            return state
+        with fleet.clustering:  # Algorithm 1, line 1
+            return recluster(state, cluster_reports(state, clustering, rng.at("cluster")))
 
     def model_to_report(state: State) -> Weights | None:
         """Return the model for gradients: the mean over clients."""
@@ -213,12 +215,13 @@ def fielding(
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.clustered, drifted]).unique()
-            if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
-                state = recluster(state, cluster_reports(state, clustering, rng))
-                state = replace(state, trigger=trigger.after(state.trigger, True))
-                facts["reclustered"] = int(len(state.weights) > 1)
-            else:
-                state, facts = handle_drift(state, movers, clustering, trigger, drift_baseline, rng)
+            with fleet.clustering:
+                if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
+                    state = recluster(state, cluster_reports(state, clustering, rng))
+                    state = replace(state, trigger=trigger.after(state.trigger, True))
+                    facts["reclustered"] = int(len(state.weights) > 1)
+                else:
+                    state, facts = handle_drift(state, movers, clustering, trigger, drift_baseline, rng)
             if facts["reclustered"]:
                 state = replace(state, cohort=cohort.renewed(state.cohort))
             facts["drifted"] = len(drifted)

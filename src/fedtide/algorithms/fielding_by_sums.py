@@ -318,6 +318,7 @@ def fielding_by_sums(
     algorithm = Algorithm("fielding-by-sums", init, works, round, serve, predict, adapt, as_served, check)
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
     traits: Any = {"sends": (Sent, New, Cells, Sets), "models": "clusters", "remembers": True, "fewest": fewest}
+    traits["groups_by"] = (*asked, "val")
     return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 

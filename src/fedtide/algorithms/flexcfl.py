@@ -26,7 +26,8 @@ are made only once, so they stop fitting if a drift changes what the groups are.
 Choices:
     - ours: all reachable clients check for a label shift in every round, and report its size. The threshold of the
       released code, 0.2 n_i / C, corresponds to our 0.2.
-    - ours: cosines to directions come from the updates' inner products. k-means is the best of ten starts.
+    - ours: cosines to directions come from the updates' inner products. They are those of the truncated SVD of the
+      released code, which is randomized there and exact here. k-means is the best of ten starts.
     - ours: members of the cold start have equal weights. With `group_init = "same"` all groups begin at w0.
     - ours: a group that k-means leaves empty has no direction, and gets clients that turn away from all others.
     - ours: the cold start asks reachable clients before round 0, and again while fewer than m answer.
@@ -136,7 +137,8 @@ def flexcfl(
             return state
         # Running statistics come after the parameters.
         updates, parameters = reply.rows["update"], state.directions.shape[1]
-        member = groups_of(updates[:, :parameters], count, rng.at("groups"))
+        with fleet.clustering:
+            member = groups_of(updates[:, :parameters], count, rng.at("groups"))
         pulls = [mean_update(updates, member == g) for g in range(count)]
         trained = group_init == "trained"
         models = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
@@ -156,7 +158,8 @@ def flexcfl(
         reply = fleet.ask("cold", late, state.start, reveal=("update",))
         if not len(reply.clients):
             return state
-        nearest = nearest_group(reply.rows["update"][:, : state.directions.shape[1]], state.directions)
+        with fleet.clustering:
+            nearest = nearest_group(reply.rows["update"][:, : state.directions.shape[1]], state.directions)
         return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -221,7 +224,8 @@ def flexcfl(
 def count_clusters(fleet: Fleet, rng: Rng) -> int:
     """Return the number of clusters that Fielding would begin with: k-means of the reported label distributions."""
     reply = fleet.ask("labels", fleet.reachable, {}, reveal=("labels",))
-    return KMeans().fit(reply.rows["labels"], "l1", rng).k if len(reply.clients) else 1
+    with fleet.clustering:
+        return KMeans().fit(reply.rows["labels"], "l1", rng).k if len(reply.clients) else 1
 
 
 def mean_update(updates: Tensor, member: Tensor) -> Tensor:

@@ -101,9 +101,10 @@ def flux_like(
         reply = fleet.ask("profile", fleet.reachable, state.weights[0], reveal=("profile",))
         if not len(reply.clients):
             return state
-        scales = profiler.scales_of(reply.rows["profile"])
-        profiles = profiler.scale(reply.rows["profile"], scales)
-        label = density_groups(profiles, eps_scale)
+        with fleet.clustering:
+            scales = profiler.scales_of(reply.rows["profile"])
+            profiles = profiler.scale(reply.rows["profile"], scales)
+            label = density_groups(profiles, eps_scale)
         count = int(label.max()) + 1
         centers = torch.stack([profiles[label == k].mean(0) for k in range(count)])
         places = ProfileMap(state.weights[0], centers, scales)
@@ -116,7 +117,8 @@ def flux_like(
         reply = fleet.ask("profile", late, places.extractor, reveal=("profile",)) if len(late) else None
         if reply is None or not len(reply.clients):
             return state
-        nearest = between(profiler.scale(reply.rows["profile"], places.scales), places.profiles, "l2").argmin(1)
+        with fleet.clustering:
+            nearest = between(profiler.scale(reply.rows["profile"], places.scales), places.profiles, "l2").argmin(1)
         return replace(state, cluster=state.cluster.index_copy(0, reply.clients, nearest))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:

@@ -24,8 +24,10 @@ cannot fit all of them well. If the features of all distributions are alike the 
 the entropy of the posteriors.
 
 Choices:
-    - ours: no code was found. f is the inputs of `layer` ("head") of the first model (`features = "network"`).
-    - ours: "pca" takes principal components of public samples, and "frozen" a network that is never trained.
+    - paper: f is "the backbone network". No code was found. As printed are the network in training (`features =
+      "network"`) and one that was trained before and stays (`{ kind = "frozen", weights = ... }`). The text allows both.
+    - ours: f is the inputs of `layer` ("head"), in training those of the first model. "frozen" without weights is a
+      random network, and "pca" takes principal components of public samples.
     - ours: `gaussian_init = "random"` draws the first Gaussians. "k-means++" finds them before round 0.
     - paper: `update = "overwrite"` is Eq. 12 and 13. With "certainty", ours, a component moves only as far as its share
       is above 1/K; with "share" by its share.

@@ -422,6 +422,7 @@ def build_clustered(
 ) -> Algorithm[Any]:
     """Build a method whose server knows the model of each client, or lets it `adapt`; options are of `with_cohort`."""
     predict, sends = predict_by_cluster(task), (Served, *sends)
+    options.setdefault("groups_by", tuple(name for name in works if name != "train"))
     algorithm = Algorithm(name, init, works, round, serve, predict, adapt, as_served_in_cluster, check)
     return with_cohort(algorithm, cohort, task, local, adapt=False, sends=sends, models="clusters", **options)
 

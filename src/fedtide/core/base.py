@@ -6,6 +6,7 @@ An algorithm is `work` (what one client does, a pure function) and `round` (what
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
@@ -202,10 +203,19 @@ class Cost:
     Args:
         down: from server to clients.
         up: from clients to server.
+
+    >>> Cost(2, 1) + Cost(3, 3) - Cost(1, 0)
+    Cost(down=4, up=4)
     """
 
     down: int = 0
     up: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.down + other.down, self.up + other.up)
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        return Cost(self.down - other.down, self.up - other.up)
 
 
 @dataclass(frozen=True)
@@ -422,6 +432,13 @@ class Fleet(Protocol):
     """The reachable clients, and the only way for server code to touch them."""
 
     @property
+    def clustering(self) -> AbstractContextManager[Any]:
+        """A stopwatch for the server's own work on clusters: `with fleet.clustering:`, without questions inside.
+
+        Its seconds are recorded beside those of training, and change nothing.
+        """
+
+    @property
     def moment(self) -> Moment:
         """Now."""
 
@@ -511,6 +528,7 @@ class Traits:
             and a pass over the rows without gradients for every other question. An ask may override it (`passes=`).
         first: number of answers to "train" that count, the earliest ones; None means all.
         deadline: seconds within which answers to "train" count; None means that the server waits for all.
+        groups_by: questions beside "train" by whose answers clients are grouped; the record has their bytes.
         unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
             whatever it is sent. A simulation, which knows both, then does not run them.
         unmaskable: reason why its sums tell what a single client sends, beside `reveals`: masks would hide nothing.
@@ -533,6 +551,7 @@ class Traits:
     compute_cost: ComputeCost | None = None
     first: int | None = None
     deadline: float | None = None
+    groups_by: tuple[str, ...] = ()
     unless_changed: tuple[str, ...] = ()
     unmaskable: str = ""
     fewest: int | None = None

@@ -55,8 +55,14 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
     return [headline(line) for line in lines if "scores" in line]
 
 
-def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
-    """Return the line of a round in `rounds.jsonl`; the cost of round 0 includes what was spent before it."""
+def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, Any]:
+    """Return the line of a round in `rounds.jsonl`.
+
+    Args:
+        step: the round.
+        judge: of the algorithm.
+        cost: cost of each question; that of round 0 includes what was spent before it.
+    """
     fleet, truth = judge.fleet, judge.fleet.truth
     trained = [query for query in fleet.queries if query.ask.question == "train"]
     # A client that began earlier and is only asked after takes part when its answer counts.
@@ -69,8 +75,8 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         "answered": sum(len(query.answered) for query in fleet.queries),
         "refused": sum(len(query.refused) for query in fleet.queries),
         "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
-        "down": cost.down,
-        "up": cost.up,
+        **asdict(sum(cost.values(), Cost())),
+        **clustering(judge, cost),
         **samples(truth, step, judge),
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
         **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon(), **fleet.ledger.draws}),
@@ -83,6 +89,12 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def clustering(judge: Judge, cost: Mapping[str, Cost]) -> dict[str, Any]:
+    """Return the bytes of the questions by which a method groups clients, if there are any."""
+    questions = judge.algorithm.traits.groups_by
+    return {"clustering": asdict(sum((cost.get(name, Cost()) for name in questions), Cost()))} if questions else {}
 
 
 def samples(truth: Population | None, step: Step, judge: Judge) -> dict[str, float]:

@@ -23,6 +23,7 @@ from fedtide.core.base import (
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
+from fedtide.core.stopwatch import Stopwatch
 from fedtide.core.trees import children, is_node, same
 from fedtide.data.population import Population
 from fedtide.fleets.ask import (
@@ -124,7 +125,8 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         self._silent: dict[str, tuple[Population, Moment, Tensor]] = {}
         self.server_seconds = 0.0
-        self.spent = Cost()
+        self.spent_on: dict[str, Cost] = {}
+        self.clustering = Stopwatch()
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.substituted = 0
@@ -175,6 +177,11 @@ class SimulatedFleet:
         if not (math.isfinite(seconds) and seconds >= 0):
             raise refused("seconds of server time", seconds, "0 or more")
         self.server_seconds += seconds
+
+    @property
+    def spent(self) -> Cost:
+        """Bytes of all questions so far."""
+        return sum(self.spent_on.values(), Cost())
 
     # -- what its record counts on -------------------------------------------------------------------------------------
 
@@ -366,7 +373,7 @@ class SimulatedFleet:
             }
         query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, sent, failed)
         self.queries.append(query)
-        self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
+        self.spent_on[ask.question] = self.spent_on.get(ask.question, Cost()) + reply.cost
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

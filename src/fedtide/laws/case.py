@@ -250,7 +250,9 @@ class Question:
     reply: Reply
 
 
-SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "add_server_time")
+SHOWN = (
+    "moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "add_server_time", "clustering",
+)  # fmt: skip
 """Attributes of a fleet that the protocol names, besides `ask`, `true_groups` and `all_rows`."""
 
 

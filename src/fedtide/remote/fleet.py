@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtide.core.base import Answer, Cost, Moment, Payload, QuestionOptions, Reply, Scores, Shard, Traits
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
+from fedtide.core.stopwatch import Stopwatch
 from fedtide.core.trees import same
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.ask import (
@@ -187,7 +188,8 @@ class RemoteFleet:
         self.memory = MemoryStore(None)
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
-        self.spent = Cost()
+        self.spent_on: dict[str, Cost] = {}
+        self.clustering = Stopwatch()
         life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
         self._masked = MaskedSums(self._mail, self.released.offer, self.signed)
@@ -230,6 +232,11 @@ class RemoteFleet:
 
     def add_server_time(self, seconds: float) -> None:
         """Do nothing: on a real clock the server's own work takes the time it takes."""
+
+    @property
+    def spent(self) -> Cost:
+        """Bytes of all questions so far."""
+        return sum(self.spent_on.values(), Cost())
 
     @property
     def ledger(self) -> Ledger | None:
@@ -328,7 +335,7 @@ class RemoteFleet:
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         failed = {} if len(reply.clients) else find_failed(self._mail.nodes)
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited, failed=failed))
-        self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
+        self.spent_on[question] = self.spent_on.get(question, Cost()) + cost
         return reply
 
     def _asked(self, ask: Ask) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +12,19 @@ from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import time_to_accuracy
 from fedtide.evaluate.rounds import score_in
-from fedtide.report.formats import FORMATS, Format, Number, arrival, count, percent, rounds, rounds_count, seconds, size
+from fedtide.report.formats import (
+    FORMATS,
+    Format,
+    Number,
+    arrival,
+    brief_seconds,
+    count,
+    percent,
+    rounds,
+    rounds_count,
+    seconds,
+    size,
+)
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
@@ -30,6 +43,13 @@ COSTS = (
     Number("seconds", seconds, "training"),
     Number("evaluation_seconds", seconds, "evaluation"),
     REFUSED,
+)
+
+CLUSTERING = (
+    Number("clustering_down", size, "to clients"),
+    Number("clustering_up", size, "from clients"),
+    Number("clustering_seconds", brief_seconds, "on the server"),
+    Number("clustering_longest", brief_seconds, "its longest round"),
 )
 
 ROUNDS_TRAINED = Number("rounds_trained", rounds_count, "rounds with training")
@@ -65,7 +85,7 @@ OTHERS = (
     Number("epsilon"),
 )
 
-NUMBERS = (*COSTS, ROUNDS_TRAINED, *WORK, *TIMES, *CLOCK, *OTHERS)
+NUMBERS = (*COSTS, *CLUSTERING, ROUNDS_TRAINED, *WORK, *TIMES, *CLOCK, *OTHERS)
 
 
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
@@ -73,6 +93,10 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     out = {name: float(np.nansum(run.every_round(at(name)))) for name in ("down", "up", "answered", "refused")}
     out["diverged"] = float(sum(score_in(scores) is None for _, scores in run.entries(record.view)))
     out |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
+    ways = {way: run.every_round(at("clustering", way)) for way in ("down", "up")}
+    out |= {f"clustering_{way}": float(np.nansum(sent)) for way, sent in ways.items() if np.isfinite(sent).any()}
+    if took := run.clustering():
+        out |= {"clustering_seconds": sum(took), "clustering_longest": max(took)}
     if record.clock == "seconds":
         out["simulated_seconds"] = float(run.lines[-1]["seconds"])
     asked, counted = np.nansum(run.every_row(at("trained")), axis=0).tolist() or (0.0, 0.0)
@@ -173,6 +197,19 @@ def cost_table(record: ExperimentRecord, summary: Summary) -> Table:
             cells.append(arrival(m.measure(time.name), m.measure(time.reached), written))
         rows.append([m.name, *cells])
     return Table(header, rows)
+
+
+@plan_table("Cost of clusters")
+def clustering_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of the bytes and seconds of methods whose server groups clients; None without such a method.
+
+    Bytes of the questions beside training by whose answers clients are grouped, and wall-clock seconds of the server's
+    own work on clusters, of one run. Both are in the table above, too. Methods that group clients by what they train
+    send nothing more for it; "-" is a method whose clients do the work.
+    """
+    names = {number.name for number in CLUSTERING}
+    methods = [method for method in summary.methods if names & method.measures.keys()]
+    return table_of(replace(summary, methods=methods), CLUSTERING)
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

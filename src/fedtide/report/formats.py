@@ -82,6 +82,15 @@ def seconds(measure: Measure, *, signed: bool = False) -> str:
     return written(measure, signed=signed)
 
 
+def brief_seconds(measure: Measure, *, signed: bool = False) -> str:
+    """Format a short time in seconds, with as many digits as it needs.
+
+    >>> brief_seconds(Measure(0.0123, None, [0.0123])), brief_seconds(Measure(37.92, None, [37.92]))
+    ('0.0123 s', '37.9 s')
+    """
+    return Format("s")(measure, signed=signed)
+
+
 def rounds(measure: Measure, *, signed: bool = False) -> str:
     """Format a number of rounds with its standard error.
 

@@ -204,9 +204,16 @@ class RunRecord:
 
     def seconds(self, key: str) -> float:
         """Sum wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
+        return float(sum(self._timings(lambda line: line[key])))
+
+    def clustering(self) -> list[float]:
+        """Return the wall-clock seconds of the server's work on clusters, of each round with any."""
+        return [seconds for seconds in self._timings(lambda line: line.get("clustering", 0.0)) if seconds]
+
+    def _timings(self, value: Callable[[dict[str, Any]], float]) -> list[float]:
         path = self.folder / "timings.jsonl"
         try:
-            return float(sum(line[key] for line in read_rounds(self.folder, path.name)))
+            return [float(value(line)) for line in read_rounds(self.folder, path.name)]
         except UNREADABLE:
             raise FedtideError(f"{path}: a line is damaged") from None
 

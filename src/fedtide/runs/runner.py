@@ -229,6 +229,7 @@ class Run:
             now = time.perf_counter()
             trained_in = now - lap - result.judged_in - result.aside
             timing = {"round": done - 1, "seconds": trained_in, "evaluation": result.judged_in}
+            timing |= {"clustering": result.clustered_in} if result.clustered_in else {}
             record.append("timings.jsonl", timing)
             last = done if STOPPED in result.line else rounds
             stopping = stop() or done == until
@@ -248,7 +249,10 @@ class Run:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round and what the record says about it; `aside` are seconds of references and of waiting."""
+    """A round and what the record says about it.
+
+    `aside` are seconds of references and of waiting, `clustered_in` those of the server's work on clusters.
+    """
 
     step: Step
     line: dict[str, Any]
@@ -257,6 +261,7 @@ class RoundRecord:
     judged_in: float
     forgetting: dict[str, Any] | None = None
     aside: float = 0.0
+    clustered_in: float = 0.0
 
 
 def judge_of(
@@ -363,10 +368,12 @@ def run_rounds(
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
         return
-    fleet, spent, failures, waited = judge.fleet, Cost(), Failures(answered), 0.0
+    fleet, spent, failures, waited, clustered = judge.fleet, dict[str, Cost](), Failures(answered), 0.0, 0.0
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
-        cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
+        cost = {question: now - spent.get(question, Cost()) for question, now in fleet.spent_on.items()}
+        spent = dict(fleet.spent_on)
+        clustered_in, clustered = fleet.clustering.seconds - clustered, fleet.clustering.seconds
         line, accuracy = describe(step, judge, cost), None
         clients: list[tuple[Any, ...]] = []
         number, aside = step.moment.round, 0.0
@@ -394,7 +401,7 @@ def run_rounds(
         judged_in = time.perf_counter() - began - aside
         if isinstance(fleet, RemoteFleet):
             aside, waited = aside + fleet.waited - waited, fleet.waited
-        yield RoundRecord(step, line, clients, accuracy, judged_in, forgetting, aside)
+        yield RoundRecord(step, line, clients, accuracy, judged_in, forgetting, aside, clustered_in)
         if stopped:
             return
         failures = failures.add([Outcome(ask.ask.question, len(ask.answered), ask.failed) for ask in fleet.queries])

@@ -10,10 +10,10 @@ import pytest
 
 from fedtide.config import Claim, from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS
+from fedtide.core.record import ASKS, read_rounds
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
-from fedtide.report.costs import clock_table, cost_table, epsilon_and_accuracy
+from fedtide.report.costs import clock_table, clustering_table, cost_table, epsilon_and_accuracy
 from fedtide.report.narrative import alarms
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
@@ -295,3 +295,39 @@ def test_a_claim_about_single_clients_is_refused_in_a_private_study():
         check_measures(study(A, claim=[claim], wire=wire))
     check_measures(study(A, claim=[claim]))
     check_measures(study(A, claim=[{**claim, "measure": "accuracy"}], wire=wire))
+
+
+def test_the_bytes_of_reports_and_the_seconds_of_clustering_are_by_themselves(tmp_path):
+    """Eight clients that never drift, with shares of three labels; a model of 172 bytes.
+
+    Fielding: each reports once, before round 0, 3 shares, and a count with its weight: 5 numbers of 8 bytes. FedDrift
+    with one step: each gets the one model, and says how badly it does, and on how many rows: 2 numbers. Auxo reads the
+    updates of training, so nothing more is sent; its server works in each round in which a cluster has participants
+    enough. FedAvg groups nobody.
+    """
+    methods = [
+        {**A, "name": "Fielding", "algorithm": "fielding"},
+        {**A, "name": "FedDrift", "algorithm": "feddrift", "rounds_per_step": 3},
+        {**A, "name": "Auxo", "algorithm": "auxo", "min_participants": 1},
+    ]
+    root = finished(tmp_path / "run", study(A, *methods, rounds=3, shift={"who": {"kind": "always"}}))
+    (record,) = read_experiment(root)
+    fedavg, fielding, feddrift, auxo = (lines_of(method.runs[0].folder) for method in record.methods)
+    assert [line["clustering"] for line in fielding] == [{"down": 0, "up": 8 * 40}, *[{"down": 0, "up": 0}] * 2]
+    assert [line["clustering"] for line in feddrift] == [{"down": 8 * 172, "up": 8 * 16}, *[{"down": 0, "up": 0}] * 2]
+    assert not any("clustering" in line for line in (*fedavg, *auxo))
+    for plain, line in zip(fedavg, feddrift, strict=True):  # they train alike
+        assert line["down"] - plain["down"] == line["clustering"]["down"]
+        assert line["up"] - plain["up"] == line["clustering"]["up"]
+    timings = [read_rounds(method.runs[0].folder, "timings.jsonl") for method in record.methods]
+    worked = [[line.get("clustering", 0.0) > 0 for line in lines] for lines in timings]
+    assert worked == [[False] * 3, [True, False, False], [True, False, False], [True] * 3]
+    assert all(line.get("clustering", 0.0) < line["seconds"] for lines in timings for line in lines)
+    summary = summarize(record)
+    table = clustering_table(record, summary)
+    assert [row[:3] for row in table.rows] == [
+        ["Fielding", "0 B", "320 B"], ["FedDrift", "1.38 kB", "128 B"], ["Auxo", "-", "-"],
+    ]  # fmt: skip
+    assert values(summary, "Auxo", "clustering_longest")[0] <= values(summary, "Auxo", "clustering_seconds")[0]
+    alone = replace(record, methods=record.methods[:1])
+    assert clustering_table(alone, summarize(alone)) is None
