@@ -321,8 +321,9 @@ def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[st
                 name = f"{parameter.where} = {value}"
                 at_end = from_dict(with_values(experiment, pairs), where=name)
                 for point in points(at_end, name):
-                    every = parameter.place[0] == NETWORK
-                    methods = tuple(each for each in point.experiment.method if every or each.name == search.method)
+                    methods = point.experiment.method
+                    if parameter.place[0] != NETWORK:
+                        methods = tuple(method for method in methods if method.name == search.method)
                     yield name, point.experiment.model_copy(update={"method": methods})
 
 
