@@ -4,9 +4,10 @@ python bench/clusters.py [--repeats 12] [--algorithms ifca,aem] [--works mlp,len
 
 IFCA should cost a round of FedAvg and K forward passes over the training rows, and nothing more: the passes are timed
 in the same turns. Clients that are stacked are compared with a stacked FedAvg: of each model there is one pass over the
-rows of all of them. Who shares a trunk between K heads is timed beside it, and so are pFedEM, whose clients divide
-their rows among K whole models, and Fielding, whose clients train one of K, in rounds without drift. Speed is reported,
-never asserted.
+rows of all of them. Least processor times are compared with the arithmetic: a round of FedAvg for each model that a
+client trains, and K passes. Who shares a trunk between K heads is timed beside it, and so are pFedEM, whose clients
+divide their rows among K whole models, and Fielding, whose clients train one of K, in rounds without drift. Speed is
+reported, never asserted.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ MODELS = (1, 2, 4, 8)
 """K."""
 WHOLE = ("ifca", "aem")
 """Whose clients try K whole models; the others have one network with K heads."""
+TRAINED = {"ifca": "one", "aem": "one", "pfedem": "one", "fedem": "all"}
+"""How many of K models a client trains with all its rows. Its arithmetic: a round of FedAvg for each, and K passes."""
 TOGETHER = ("fedavg", "ifca")
 """Who is timed on the stacked fleet, too, under this name and `STACKED`."""
 STACKED = ", stacked"
@@ -114,12 +117,12 @@ def passes(parsed: Experiment, host: Host) -> dict[str, Callable[[], Any]]:
     return {"forward": loaded(), "judged": lambda: [mean_losses(task, [weights], shard) for shard in shards]}
 
 
-def timed(act: Callable[[], Any]) -> float:
-    """Seconds that it takes, the second time in a row: caches hold what the one before worked on."""
+def timed(act: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds on the clock and of the processor, the second time in a row: caches hold what the first worked on."""
     act()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     act()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - worked
 
 
 def quartiles(values: torch.Tensor, digits: int) -> list[float]:
@@ -137,12 +140,14 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
         if key.split()[0] in TOGETHER:
             acts[key + STACKED] = player(host, StackedEngine)
     seconds: dict[str, list[float]] = {key: [] for key in acts}
+    least = dict.fromkeys(acts, float("inf"))
     with threads(1):
         for turn in range(WARM_UP + repeats):
             for key, act in acts.items():
-                took = timed(act)
+                took, worked = timed(act)
                 if turn >= WARM_UP:
                     seconds[key].append(took)
+                    least[key] = min(least[key], worked)
     taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
     about = {
         "work": name,
@@ -165,6 +170,11 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
         line |= dict(zip(("q1", "median", "q3"), quartiles(taken[key], 6), strict=True))
         ratios = quartiles(taken[key] / taken["fedavg" + fleet], 4)
         line |= dict(zip(("ratio_q1", "ratio", "ratio_q3"), ratios, strict=True))
+        line["worked"] = round(least[key], 6)
+        if algorithm in TRAINED:
+            trained = line["models"] if TRAINED[algorithm] == "all" else 1
+            needed = trained * least["fedavg" + fleet] + line["models"] * least["forward"]
+            line["arithmetic"] = round(least[key] / needed, 3)
         if algorithm in WHOLE:
             extra = (taken[key] - taken["fedavg" + fleet]) / (line["models"] * taken["forward"])
             line |= dict(zip(("passes_q1", "passes", "passes_q3"), quartiles(extra, 3), strict=True))
@@ -177,7 +187,16 @@ def show(lines: list[dict[str, Any]]) -> None:
     one = lines[0]
     share = one["judged"] / one["forward"]
     table = Table(title=f"{one['title']}, one thread", title_justify="left")
-    for column in ("algorithm", "K", "milliseconds", "quartiles", "round / FedAvg", "beyond FedAvg / K passes", ""):
+    for column in (
+        "algorithm",
+        "K",
+        "milliseconds",
+        "quartiles",
+        "round / FedAvg",
+        "beyond FedAvg / K passes",
+        "",
+        "/ arithmetic",
+    ):
         table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
     for line in lines:
         passes, spread = "", ""
@@ -185,7 +204,8 @@ def show(lines: list[dict[str, Any]]) -> None:
             passes, spread = f"{line['passes']:.2f}", f"{line['passes_q1']:.2f} to {line['passes_q3']:.2f}"
         quarters = f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}"
         median, ratio = f"{1000 * line['median']:.1f}", f"{line['ratio']:.2f}"
-        table.add_row(line["algorithm"], str(line["models"]), median, quarters, ratio, passes, spread)
+        needed = f"{line['arithmetic']:.2f}" if "arithmetic" in line else ""
+        table.add_row(line["algorithm"], str(line["models"]), median, quarters, ratio, passes, spread, needed)
     console = Console(width=120)
     console.print(table)
     console.print(

@@ -1,6 +1,6 @@
-"""Crowds: resident memory as registered clients grow to a million, rounds per second as cohorts grow to 10,000.
+"""Crowds: memory as registered clients grow, rounds per second as cohorts grow to 10,000 and models to 64.
 
-python bench/crowd.py [--seconds 10] [--sources shared,generated] [--out bench/results.jsonl]
+python bench/crowd.py [--seconds 10] [--sources shared,generated] [--curves cohorts,models] [--out bench/results.jsonl]
 
 Each point is a process of its own. Clients are of two kinds: "shared" ones hold lists of 50 of the same 60,000 random
 pictures, "generated" ones 50 rows that are made when they are asked for.
@@ -31,13 +31,19 @@ from works import source
 
 PICTURES = 60_000
 ROWS = 50
-REGISTERED = (100, 1_000, 10_000, 100_000, 1_000_000)
+REGISTERED = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+CROWD = 1_000_000
+"""Registered clients while cohorts or models grow."""
 COHORTS = (10, 100, 1_000, 10_000)
+MODELS = (1, 2, 4, 8, 16, 32, 64)
+"""Models of IFCA, of which each client judges all and trains one."""
+CURVES = ("registered", "cohorts", "models")
 SEED = 0
 
 
-def crowd(kind: str, clients: int, cohort: int) -> Experiment:
-    """So many clients, of which so many take part in a round, one local epoch of a linear model."""
+def crowd(kind: str, clients: int, cohort: int, models: int | None = None) -> Experiment:
+    """So many clients, of which so many take part in a round, one local epoch of one linear model, or of `models`."""
+    algorithm = {"algorithm": "fedavg"} if models is None else {"algorithm": "ifca", "clusters": models}
     data: dict[str, Any] = {
         "source": {"kind": "generated", "clients": clients, "samples": ROWS, "dims": 784},
         "partition": {"kind": "natural"},
@@ -49,14 +55,14 @@ def crowd(kind: str, clients: int, cohort: int) -> Experiment:
             "rounds": 1_000_000,
             "data": data,
             "model": {"kind": "linear"},
-            "method": [{"algorithm": "fedavg", "cohort": cohort, "local": {"lr": 0.02, "batch_size": 10}}],
+            "method": [{**algorithm, "cohort": cohort, "local": {"lr": 0.02, "batch_size": 10}}],
         }
     )
 
 
-def probe(kind: str, clients: int, cohort: int, seconds: float) -> dict[str, Any]:
+def probe(kind: str, clients: int, cohort: int, seconds: float, models: int | None = None) -> dict[str, Any]:
     """In a process of its own: start, play for so long and two rounds at least, and say what it took."""
-    experiment = crowd(kind, clients, cohort)
+    experiment = crowd(kind, clients, cohort, models)
     before = resident()
     host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
     fleet = SimulatedFleet(host.population, LocalEngine(host))
@@ -76,7 +82,8 @@ def probe(kind: str, clients: int, cohort: int, seconds: float) -> dict[str, Any
         "source": kind,
         "clients": clients,
         "cohort": cohort,
-        "samples": ROWS,
+        "models": models or 1,
+        "rows": ROWS,
         "model": "linear",
         "first_round": round(first, 2),
         "median": round(statistics.median(took), 6),
@@ -108,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of rounds for each point")
     parser.add_argument("--sources", default="shared,generated")
+    parser.add_argument("--curves", default=",".join(CURVES), help="which, separated by commas")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     parser.add_argument("--probe", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -115,14 +123,19 @@ def main() -> None:
         print(json.dumps(probe(**json.loads(given.probe))))
         return
     date, where, lines = now(), machine(), []
-    points = [("registered", clients, min(clients, 100)) for clients in REGISTERED]
-    points += [("cohorts", REGISTERED[-1], cohort) for cohort in COHORTS]
+    points: list[tuple[str, int, int, int | None]] = [
+        *(("registered", clients, min(clients, 100), None) for clients in REGISTERED),
+        *(("cohorts", CROWD, cohort, None) for cohort in COHORTS),
+        *(("models", CROWD, COHORTS[1], models) for models in MODELS),
+    ]
+    curves = given.curves.split(",")
     for kind in given.sources.split(","):
-        for bench, clients, cohort in points:
-            line = apart(kind=kind, clients=clients, cohort=cohort, seconds=given.seconds)
+        for bench, clients, cohort, models in (point for point in points if point[0] in curves):
+            line = apart(kind=kind, clients=clients, cohort=cohort, seconds=given.seconds, models=models)
             lines.append({"bench": bench, "date": date, **line, **where})
             Console().print(
-                f"{kind}: {clients:,} clients, {cohort:,} in a round: {1 / line['worked']:.2f} rounds/s, "
+                f"{kind}: {clients:,} clients, {cohort:,} in a round, {models or 1} models: "
+                f"{1 / line['worked']:.2f} rounds/s, "
                 f"{line['end_mb']:.0f} MB, at most {line['peak_mb']:.0f} MB"
             )
     append(given.out, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def cohorts(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]
         "Rounds per second over clients in a round",
     )
     one = lines[0]
+    slopes = name_slopes(curves)
     each = "; ".join(
         f"{NAMES[line['source']]} {1e6 * line['worked'] / line['cohort']:,.0f} microseconds"
         for line in lines
@@ -60,7 +62,7 @@ def cohorts(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]
     what = (
         f"{one['clients']:,} registered clients, model `{one['model']}`, one local epoch on {one['rows']} rows less "
         f"those for testing, one thread, without evaluation, least processor times. At 1,000 in a round a client "
-        f"takes: {each}. {about}"
+        f"takes: {each}. {slopes} {about}"
     )
     return [
         "### Speed as clients in a round grow",
@@ -70,6 +72,47 @@ def cohorts(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]
         what,
         "",
     ]
+
+
+def models(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]:
+    """Rounds per second over models; the picture is written beside the page."""
+    curves = {
+        NAMES[kind]: [(line["models"], 1 / line["worked"]) for line in lines if line["source"] == kind]
+        for kind in dict.fromkeys(line["source"] for line in lines)
+    }
+    _drawn(picture, curves, "models", "rounds per second of one core", "Rounds per second over models")
+    one = lines[0]
+    what = (
+        f"IFCA, {one['cohort']:,} of {one['clients']:,} clients in a round, model `{one['model']}`, {one['rows']} rows "
+        f"a client: each judges all models and trains one. One thread, without evaluation, least processor times. "
+        f"{name_slopes(curves)} {about}"
+    )
+    return [
+        "### Speed as models grow",
+        "",
+        f"![Rounds per second over models]({picture.parent.name}/{picture.name})",
+        "",
+        what,
+        "",
+    ]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of the last two points, both axes logarithmic: -1 if twice as much takes twice as long.
+
+    >>> slope([(1, 9.0), (10, 8.0), (100, 0.8)])
+    -1.0
+    """
+    (x, y), (further, lower) = points[-2:]
+    return round(math.log(lower / y) / math.log(further / x), 2)
+
+
+def name_slopes(curves: dict[str, list[tuple[float, float]]]) -> str:
+    """Return a sentence about the slopes of curves, over their whole length and at their ends."""
+    each = "; ".join(
+        f"{name} {slope([points[0], points[-1]])}, {slope(points)} at the end" for name, points in curves.items()
+    )
+    return f"Slopes of rounds per second, both axes logarithmic: {each}; -1 is twice the time for twice as many."
 
 
 def memory(line: dict[str, Any], table: Table, about: str) -> list[str]:

@@ -114,7 +114,7 @@ def measured(clients: int, rounds: int, place: Path) -> dict[str, Any]:
         files = sum(1 for _ in folder.glob("*/*/memory/*"))
     return {
         "clients": clients,
-        "samples": ROWS,
+        "rows": ROWS,
         "model": MODEL,
         "rounds": rounds,
         "killed": killed < 0,

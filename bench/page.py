@@ -347,10 +347,13 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; "
         "clients of pFedEM divide their rows among K whole models, and those of Fielding train one of K, here in "
         "rounds without drift. Stacked, a model passes over the rows of all clients at once, and a round is compared "
-        "with a stacked FedAvg's.",
+        "with a stacked FedAvg's. Arithmetic is that of a round of FedAvg for each model that a client trains with all "
+        "of its rows, and K passes; least processor times.",
         "",
     ]
     header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")
+    newer = any("arithmetic" in line for line in lines)
+    header += ("processor / arithmetic",) if newer else ()
     for work in dict.fromkeys(line["work"] for line in lines):
         mine = [line for line in lines if line["work"] == work]
         cells = [
@@ -363,6 +366,7 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
                 f"{line['passes']:.2f} ({line['passes_q1']:.2f} to {line['passes_q3']:.2f})"
                 if "passes" in line
                 else "",
+                *((f"{line['arithmetic']:.2f}" if "arithmetic" in line else "",) if newer else ()),
             )
             for line in mine
         ]
@@ -461,7 +465,11 @@ def growth_drawn(lines: list[dict[str, Any]]) -> str:
 def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
     """Large populations, clients that keep much, and precision."""
     out = []
-    for name, drawn in (("registered", crowd_page.registered), ("cohorts", crowd_page.cohorts)):
+    for name, drawn in (
+        ("registered", crowd_page.registered),
+        ("cohorts", crowd_page.cohorts),
+        ("models", crowd_page.models),
+    ):
         if found := newest([line for line in lines if line["bench"] == name], "bench"):
             out += drawn(found, images / f"{name}.svg", provenance(found[0]))
     for name, section in (("memory", crowd_page.memory), ("precision", crowd_page.precision)):

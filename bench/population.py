@@ -91,7 +91,7 @@ def population(clients: int, rounds: int, model: str) -> dict[str, Any]:
     return {
         "clients": clients,
         "cohort": COHORT,
-        "samples": ROWS,
+        "rows": ROWS,
         "model": model,
         "first_round": round(first, 3),
         "median": round(statistics.median(seconds), 6),
@@ -125,7 +125,7 @@ def evaluation(repeats: int) -> dict[str, Any]:
     score, reference = statistics.median(ours[1:]), statistics.median(plain[1:])
     return {
         "clients": JUDGED,
-        "samples": len(rows),
+        "rows": len(rows),
         "model": "small-cnn",
         "score": round(score, 6),
         "plain": round(reference, 6),

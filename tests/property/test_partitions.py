@@ -513,3 +513,16 @@ def test_majority_pairs_are_the_same_for_test_rows(seed):
     train = classes_held(dealt(partition, y, 10, 20, seed), y, 10)
     test = classes_held(follow(y, train, Rng(seed)), y, 10)
     assert ((train > 0) == (test > 0)).all()
+
+
+@pytest.mark.parametrize("rows", [5, 9, 40])
+@pytest.mark.parametrize("block", [1, 7, 10_000])
+def test_shared_rows_are_those_of_one_table_whatever_is_sorted_at_a_time(rows, block, monkeypatch):
+    monkeypatch.setattr("fedtide.data.partition.BLOCK", block)
+    draw = Rng(3).at("rows").numpy()
+    table = np.sort(draw.integers(0, rows, (50, 2), dtype=np.int32), axis=1)
+    while len(at := np.flatnonzero(table[:, 0] == table[:, 1])):
+        table[at, 0] = draw.integers(0, rows, len(at), dtype=np.int32)
+        table = np.sort(table, axis=1)
+    found = Resample(clients=50, samples=2).deal(np.zeros(rows, dtype=np.int64), 1, 50, Rng(3))
+    assert found.rows.tolist() == table.flatten().tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.ragged import Ragged, count_pairs
+from fedtide.data.ragged import BLOCK, Ragged, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.saved import Saved
 from fedtide.fields.types import Count, Flag, Fraction, OpenFraction, Positive, Spelled, Whole, explained, ingredient
@@ -210,13 +210,28 @@ class Resample(Dealing):
         if 2 * self.samples > len(y):
             return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
         table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
-        table.sort(axis=1)
-        while (twice := table[:, 1:] == table[:, :-1]).any():
-            at = np.nonzero(twice)
-            table[at[0], at[1]] = draw.integers(0, len(y), len(at[0]), dtype=np.int32)
-            changed = np.unique(at[0])
-            table[changed] = np.sort(table[changed], axis=1)
+        blocks = [table[first : first + BLOCK] for first in range(0, clients, BLOCK)]
+        twice = []
+        for block in blocks:
+            block.sort(axis=1)
+            twice.append((block, np.argwhere(block[:, 1:] == block[:, :-1])))
+        while twice := [(block, at) for block, at in twice if len(at)]:
+            twice = [(block, _draw_again(block, at, len(y), draw)) for block, at in twice]
         return Ragged.equal(table)
+
+
+def _draw_again(table: np.ndarray, at: np.ndarray, rows: int, draw: np.random.Generator) -> np.ndarray:
+    """Draw the entries `at` (entries, 2) of sorted lists (clients, rows each) again, in place; return those to follow.
+
+    An entry is drawn again if the next one of its list is equal.
+    """
+    table[at[:, 0], at[:, 1]] = draw.integers(0, rows, len(at), dtype=np.int32)
+    changed = np.unique(at[:, 0])
+    lists = np.sort(table[changed], axis=1)
+    table[changed] = lists
+    place = np.argwhere(lists[:, 1:] == lists[:, :-1])
+    place[:, 0] = changed[place[:, 0]]
+    return place
 
 
 @ingredient
@@ -820,7 +835,8 @@ def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> R
     dealt = partition.deal(rows.y[where].numpy(), rows.classes, clients, rng)
     if not isinstance(dealt, Ragged):
         raise refused("data.partition.function", dealt, "deal() that returns a fedtide.data.ragged.Ragged")
-    return dealt.translated(where)
+    # The lists of `resample` are new here, and with millions of clients there is no room for a copy.
+    return dealt.translated(where, in_place=isinstance(partition, Resample))
 
 
 def _deal_held_out(

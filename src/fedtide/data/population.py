@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.ragged import Ragged, Spans, count_pairs
+from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Reading, RowTransform
@@ -168,6 +168,8 @@ class Population:
     @cached_property
     def _members(self) -> list[Tensor]:
         """Registered clients of each group."""
+        if len(self.group_names) == 1:
+            return [self.clients]
         return [(self.group[: self.registered] == k).nonzero().flatten() for k in range(len(self.group_names))]
 
     def there(self, moment: Moment) -> Tensor | None:
@@ -477,7 +479,8 @@ class Population:
     @cached_property
     def has_val(self) -> bool:
         """Tell whether any client has validation rows."""
-        return bool(self.counts(torch.arange(len(self.group)), "val").any())
+        everyone = torch.arange(len(self.group)).split(BLOCK)
+        return any(bool(self.counts(clients, "val").any()) for clients in everyone)
 
 
 def features(x: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 BLOCK = 50_000
 """Number of clients of a block."""
+ENTRIES = 1 << 20
+"""Number of entries of lists that are replaced at a time."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,12 @@ class Ragged:
         """Client of each entry of `rows` (total,)."""
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
-    def translated(self, rows: Tensor) -> "Ragged":
+    def translated(self, rows: Tensor, *, in_place: bool = False) -> "Ragged":
         """Replace every entry `i` by `rows[i]`, for lists made on a subset; `rows` ascends."""
-        return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
+        rows, out = rows.to(self.rows.dtype), self.rows if in_place else torch.empty_like(self.rows)
+        for entries, its in zip(self.rows.split(ENTRIES), out.split(ENTRIES), strict=True):
+            its.copy_(rows.index_select(0, entries))
+        return Ragged(self.start, out)
 
     def only(self, entries: Tensor) -> "Ragged":
         """Return the lists with those entries alone that a mask (total,) has."""
@@ -105,9 +110,9 @@ class Ragged:
     def join(lists: "Sequence[Ragged]") -> "Ragged":
         """Append lists to others."""
         counts = torch.cat([torch.zeros(1, dtype=torch.int64), *(part.counts for part in lists)])
-        # Torch would widen the rows of a million clients just to append an empty tensor.
+        # Torch would widen, or copy, the rows of a million clients just to append an empty tensor.
         rows = [part.rows for part in lists if len(part.rows)] or [torch.empty(0, dtype=torch.int64)]
-        return Ragged(counts.cumsum(0), torch.cat(rows))
+        return Ragged(counts.cumsum(0), torch.cat(rows) if len(rows) > 1 else rows[0])
 
 
 @dataclass(frozen=True)

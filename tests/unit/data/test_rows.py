@@ -120,7 +120,10 @@ def test_owners_and_lists_are_inverse(owner):
 @given(st.lists(st.integers(0, 9), unique=True, max_size=10))
 def test_translated_lists_are_the_rows_of_the_subset(chosen):
     where = torch.tensor([3 * i + 1 for i in range(10)])
-    assert Ragged.of([chosen, []]).translated(where)[0].tolist() == [3 * i + 1 for i in sorted(chosen)]
+    lists, wanted = Ragged.of([chosen, []]), [3 * i + 1 for i in sorted(chosen)]
+    assert lists.translated(where)[0].tolist() == wanted
+    assert lists[0].tolist() == sorted(chosen)
+    assert lists.translated(where, in_place=True)[0].tolist() == lists[0].tolist() == wanted
 
 
 def test_lists_of_a_table_are_sorted():
