@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from kept import as_markdown
+from work import hours
+
+from fedtide.config import Experiment, read
 
 DOCS = Path(__file__).parent
 RECIPES = DOCS.parent / "src" / "fedtide" / "recipes"
-LONGEST = 2
-"""Options of a command that stands in a table; longer ones stand below it."""
+YEAR = 365.25 * 24
+"""Hours of a year."""
 
 
 def contents() -> list[dict[str, Any]]:
@@ -31,37 +34,46 @@ def papers() -> str:
 
 
 def section(paper: dict[str, Any]) -> Iterator[str]:
-    """The table of a paper, and the commands that are too long for it."""
+    """The table of a paper, and its commands."""
     yield f"## {paper['title']}"
     yield paper["text"]
-    header = ["in the paper", "the paper's size", "small", "found with the small one", "coverage"]
+    header = ["in the paper", "coverage", "verdict of the small size", "hours, small", "hours, the paper's size"]
     yield as_markdown(header, [line(row) for row in paper["rows"]])
+    yield '<details markdown="1">\n<summary>Commands</summary>'
     for row in paper["rows"]:
-        long = [shlex.join(command(row, scale)) for scale in ("paper", "cpu") if is_long(row, scale)]
-        if long:
-            yield f"{row['item']}:"
-            yield "```console\n" + "\n".join(long) + "\n```"
+        commands = [shlex.join(whole) for scale in ("paper", "cpu") if (whole := command(row, scale))]
+        yield f"{row['item']}:"
+        yield "```console\n" + "\n".join(commands) + "\n```"
+    yield "</details>"
 
 
 def line(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
-    big, small = (shown(row, scale) for scale in ("paper", "cpu"))
     verdict = row.get("found", True) if command(row, "cpu") else False
     more = "; at the paper's size alone" if row.get("cpu") is False else "" if verdict else "; no small run is kept"
+    result = result_of(row) if verdict is True else None
     verdict = verdicts_of(row) if verdict is True else verdict or "-"
-    return [row["item"], big, small, verdict, row["covers"] + more]
+    small = "-" if result is None else in_words(spent_hours(result))
+    return [row["item"], row["covers"] + more, verdict, small, in_words(hours(experiment_of(row)))]
 
 
-def is_long(row: dict[str, Any], scale: str) -> bool:
-    """Tell whether a command is too long for the table."""
-    options = row.get(scale, [])
-    return bool(options) and len(options) > LONGEST
+def in_words(hours: float) -> str:
+    """Return hours with two digits that count; beyond a year also years.
+
+    >>> in_words(0.034), in_words(14.6), in_words(2345.0), in_words(123456.0)
+    ('0.034', '15', '2,300', '120,000 (14 years)')
+    """
+    if hours < 10:
+        return f"{hours:.2g}"
+    years = f" ({float(f'{hours / YEAR:.2g}'):,.0f} years)" if hours > 2 * YEAR else ""
+    return f"{float(f'{hours:.2g}'):,.0f}{years}"
 
 
-def shown(row: dict[str, Any], scale: str) -> str:
-    """The cell of a command."""
-    whole = command(row, scale)
-    return "below" if is_long(row, scale) else f"`{shlex.join(whole)}`" if whole else "-"
+def spent_hours(result: dict[str, Any]) -> float:
+    """Compute the processor hours of a kept run: its minutes, with each of its workers, by default one on each core."""
+    options = result["options"]
+    workers = int(options[options.index("--workers") + 1]) if "--workers" in options else result["cores"]
+    return float(result["minutes"] * workers / 60)
 
 
 def command(row: dict[str, Any], scale: str) -> list[str]:
@@ -73,16 +85,26 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
     return ["fedtide", row.get("verb", "run"), f"recipe:{recipe}", "--scale", scale, *options]
 
 
+def experiment_of(row: dict[str, Any], scale: str = "paper") -> Experiment:
+    """Read the experiment of a row's command."""
+    recipe = row.get(f"{scale}_recipe", row["recipe"])
+    return read(RECIPES / f"{recipe}.toml", scale=scale, sets=row.get(scale, [])[1::2])
+
+
+def result_of(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Read the kept result of the small recipe of a row, if there is one."""
+    kept_at = DOCS / "results" / f"{row.get('cpu_recipe', row['recipe'])}.json"
+    return json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.is_file() else None
+
+
 def verdicts_of(row: dict[str, Any]) -> str:
     """How many claims of a recipe, over all points of its sweep, came out how; with a link to them.
 
     Claims about forms of ours say nothing of a paper, so they count in rows of our own alone.
     """
-    recipe = row.get("cpu_recipe", row["recipe"])
-    kept_at = DOCS / "results" / f"{recipe}.json"
-    if not kept_at.is_file():
+    recipe, result = row.get("cpu_recipe", row["recipe"]), result_of(row)
+    if result is None:
         return "not run whole since it last changed"
-    result = json.loads(kept_at.read_text(encoding="utf-8"))
     tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
     ours = row["item"].startswith("Ours")
     verdicts = Counter(counts[-1] for table in tables for counts in table["rows"] if ours or "(our " not in counts[0])
@@ -93,20 +115,25 @@ def verdicts_of(row: dict[str, Any]) -> str:
 
 
 def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
-    """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now."""
+    """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now.
+
+    One model with more steps, of which nothing is claimed, may be missing: it changes no number of the others.
+    """
     small = recipe["scale"].get("cpu", {})
     tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
     claims = {line[0] for table in tables for line in table["rows"]}
     methods = {method["name"] for method in recipe["method"]}
+    claimed = json.dumps(recipe.get("claim", []))
+    longer = {name for name in methods if name.endswith(" steps") and json.dumps(name) not in claimed}
     played = {name for point in result["points"] for name in point["accuracy"]}
-    uses = {
-        name for name in played if any(name.startswith(f"{method}, ") for method in methods)
-    }  # of a method's models
+    forms = {name.partition(" (")[0] for name in played}
+    strange = {name for name in played if not any(f"{name}, ".startswith((f"{m}, ", f"{m} (")) for m in methods)}
     points = math.prod(len(values) for values in small.get("sweep", recipe.get("sweep", {})).values())
     swept = "rounds" in str([*small.get("sweep", recipe.get("sweep", {}))])
-    return (
+    return bool(
         claims != {claim["text"] for claim in recipe.get("claim", [])}
-        or not methods <= played <= methods | uses
+        or strange
+        or not methods <= played | forms | longer
         or len(result["points"]) != points
         or (not swept and result["rounds"] != small.get("rounds", recipe.get("rounds")))
     )

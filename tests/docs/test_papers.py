@@ -95,5 +95,26 @@ def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
     assert papers.is_old(kept, {**recipe, "claim": []})
     assert papers.is_old(kept, {**recipe, "method": [*recipe["method"], {"name": "C"}]})
     assert papers.is_old(kept, {**recipe, "method": recipe["method"][:1]})
+    longer = {**recipe, "method": [*recipe["method"], {"name": "A, twice the steps"}]}
+    assert not papers.is_old(kept, longer)
+    safe = {"accuracy": {"A (safe)": 0.5, "B": 0.5}, "claims": point["claims"]}
+    assert not papers.is_old({"points": [safe, safe], "rounds": 4}, recipe)
+    assert papers.is_old(kept, {**longer, "claim": [{"text": "better", "versus": "A, twice the steps"}]})
     assert papers.is_old(kept, {**recipe, "scale": {"cpu": {"rounds": 8}}})
     assert papers.is_old(kept, {**recipe, "scale": {"cpu": {"sweep": {"method.local.lr": [0.1]}}}})
+
+
+def test_hours_of_a_kept_run_are_those_of_its_workers(papers):
+    kept = {"minutes": 30.0, "cores": 2}
+    assert papers.spent_hours({**kept, "options": []}) == 1.0
+    assert papers.spent_hours({**kept, "options": ["--workers", "1"]}) == 0.5
+
+
+def test_samples_are_counted_by_hand(papers, of_docs):
+    """60,000 pictures in four turns for 2,400 clients: a hundred each, ten epochs, 300 rounds, ten seeds."""
+    work = of_docs("work")
+    row = {"recipe": "ifca-recovery"}
+    counted = [samples for _, samples in work.passes(papers.experiment_of(row))]
+    one = 2400 * 100 * 10 * 300 * 10
+    assert counted[0] == one
+    assert counted[1] == pytest.approx(one + 2400 * 100 * 4 / 3 * 300 * 10)  # IFCA looks at four models, forward
