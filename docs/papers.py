@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept import as_markdown
+from kept import as_markdown, count_same, read_fresh
 from work import hours
 
 from fedtide.config import Experiment, read
@@ -54,7 +54,8 @@ def line(row: dict[str, Any]) -> list[str]:
     result = result_of(row) if verdict is True else None
     verdict = verdicts_of(row) if verdict is True else verdict or "-"
     small = "-" if result is None else in_words(spent_hours(result))
-    return [row["item"], row["covers"] + more, verdict, small, in_words(hours(experiment_of(row)))]
+    large = in_words(hours(experiment_of(row))) if command(row, "paper") else "-"
+    return [row["item"], row["covers"] + more, verdict, small, large]
 
 
 def in_words(hours: float) -> str:
@@ -111,7 +112,9 @@ def verdicts_of(row: dict[str, Any]) -> str:
     counts = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
     old = is_old(result, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
-    return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}"
+    same, judged = count_same(result, read_fresh(recipe))
+    others = f"; {same} of {judged} the same on other seeds" if judged else ""
+    return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}{others}"
 
 
 def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
