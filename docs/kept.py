@@ -107,7 +107,7 @@ Fresh = dict[tuple[str, str], list[str]]
 
 
 def read_fresh(recipe: str) -> Fresh:
-    """What a recipe gave on seeds that nobody had looked at, if `scripts/replay.py --seeds ... --keep` played them."""
+    """Rows of claims on seeds that nobody had looked at, if `scripts/replay.py --seeds ... --keep` played them."""
     kept_at = ROOT / "docs" / "results" / "fresh" / f"{recipe}.json"
     result = (
         json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.is_file() else {"points": [], "claims": {"rows": []}}
@@ -142,9 +142,9 @@ def _verdict(row: list[str], where: str, fresh: Fresh) -> str:
 def _claims(point: dict[str, Any], fresh: Fresh | None = None) -> str:
     """The table of the claims about a point, or about a whole sweep."""
     claims = point.get("claims", {"header": [], "rows": []})
-    where, known = point.get("point", ""), fresh or {}
+    where, others = point.get("point", ""), fresh or {}
     changed = {row[0]: other for row in claims["rows"]
-               if (other := known.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
+               if (other := others.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
     if not changed:
         return as_markdown(claims["header"], claims["rows"])
     rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in claims["rows"]]
