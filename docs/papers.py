@@ -37,7 +37,7 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
     """The table of a paper, and its commands."""
     yield f"## {paper['title']}"
     yield paper["text"]
-    header = ["in the paper", "coverage", "verdict of the small size", "hours, small", "hours, the paper's size"]
+    header = ["in the paper", "coverage", "verdict", "hours, small", "hours, paper"]
     yield as_markdown(header, [line(row) for row in paper["rows"]])
     yield '<details markdown="1">\n<summary>Commands</summary>'
     for row in paper["rows"]:

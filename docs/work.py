@@ -179,7 +179,7 @@ def source_of(experiment: Experiment) -> Source:
     if not tables:
         rows = rows_of(experiment, 0)
         tests = 0 if rows.held_out is None else int(rows.held_out.sum())
-        return Source(rows, len(rows) - tests, 0, tests > 0)
+        return Source(rows, len(rows) - tests, len(rows.client_names), tests > 0)
     first, disjoint = tables[0], getattr(source, "labels", "") == "disjoint"
     classes, steps = sum(table["classes"] for table in tables) if disjoint else first["classes"], first.get("steps")
     x = torch.zeros(1, *first["shape"], dtype=torch.int64 if steps else torch.uint8)

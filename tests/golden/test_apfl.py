@@ -119,7 +119,7 @@ def test_a_naive_implementation_agrees_to_1e_10(naive, adaptive):
 
 def test_at_zero_clients_judge_as_in_fedavg():
     runs = [
-        played(toy(name, {"local": LOCAL, **o}))
+        played(toy(name, {"local": LOCAL, **o}, precision="fp64"))
         for name, o in (("apfl", {"alpha": 0, "adaptive": False}), ("fedavg", {}))
     ]
     ours, theirs = (judged(run)[-1] for run in runs)
