@@ -209,7 +209,8 @@ def clustering_table(record: ExperimentRecord, summary: Summary) -> Table | None
     """
     names = {number.name for number in CLUSTERING}
     methods = [method for method in summary.methods if names & method.measures.keys()]
-    return table_of(replace(summary, methods=methods), CLUSTERING)
+    training = next(number for number in COSTS if number.name == "seconds")
+    return table_of(replace(summary, methods=methods), (*CLUSTERING, training)) if methods else None
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
