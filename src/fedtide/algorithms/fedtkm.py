@@ -26,8 +26,8 @@ Choices:
     - paper: `distance = "mean"` is the mean of norms. In the released code ("vote") each sample votes for its center.
     - paper: a tie goes to the last branch, because branch 1 needs a strictly smaller distance (line 10).
     - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves while its mode has the majority.
-    - ours: `update = "along"` is Eq. 12 too, but a center without participants moves as the others do in the mean, and
-      centers begin as N(0, 0.01^2): then no center is left behind while training moves the features.
+    - ours: `update = "along"` is Eq. 12, and a center without participants moves by the mean move of the others. All
+      centers begin as N(0, 0.01^2). So no center is left behind while training moves the features.
     - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if all are assigned rightly.
     - ours: "per-period" steps by eta / T. "leaky" forgets rho of log alpha in each round. All stay within [-5, 5].
     - released code: eta is .02, which is not printed.
@@ -35,7 +35,8 @@ Choices:
     - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, relative to the first.
     - ours: lam and eps are of no released command. With lam = 0 an untrained branch is not stepped.
     - released code: the server's Adam is that of Keras. lr = 0.01 and eps = 1e-4 are ours.
-    - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center.
+    - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center
+      (but for "along").
     - ours: at test time all samples of a client choose together; the paper takes batches.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
 
@@ -78,7 +79,7 @@ from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored
 
 CLOSE = 0.01
-"""Standard deviation of centers at the beginning if they move along: each is within reach of all clients."""
+"""Standard deviation of centers at the beginning if they move along: so close that none is far from every client."""
 
 
 @dataclass(frozen=True)

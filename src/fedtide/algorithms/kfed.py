@@ -6,10 +6,10 @@ Nocturnal?*, ICLR 2022, start from it and enhance it to T-shot k-means.
 | symbol | meaning |
 | --- | --- |
 | `k` | number of clusters, here of branches |
-| `k'` | number of centers of a client, at most the root of k |
+| `k'` | number of centers of a client, at most the square root of k |
 
 1. Each client clusters its inputs into k' centers (Awasthi and Sheffet 2012).
-2. M holds the centers of one client. As long as M has less than k, add the center that is farthest from M.
+2. M begins as the centers of one client. Until M has k, add the center that is farthest from its nearest one in M.
 3. One round of Lloyd's algorithm from M over all centers.
 
 When to use it: modes look different in the raw inputs, clients of all modes are there at once, and each client has few
@@ -18,11 +18,12 @@ modes.
 Choices:
     - ours: training and prediction after the clustering are those of T-shot k-means, because k-FED is a clustering.
     - paper: one round, of the clients that the cohort selects. Under a shift these may be of one mode.
-    - paper: all centers count the same, and a client has k' of them. T-shot has K of each client, and weighs them by
-      their samples. It begins with the largest.
+    - paper: all centers count the same, and a client has k' of them; counts only drop empty ones. T-shot takes K of each
+      client and weighs them by their samples. It begins with the largest.
     - paper: step 3 is one round. T-shot and the released code go on to the end of Lloyd's algorithm.
     - released code: k-means++ draws the first centers of a client, in the space of its k' singular vectors.
-    - ours: a center of a client that no sample is thrice as near to as to the others stays where it was drawn.
+    - ours: a center without core samples stays where it was drawn. A core sample is a third as far from its center as from
+      any other, or less.
     - ours: it is not defined for text.
 """
 

@@ -1,4 +1,4 @@
-"""Semi-cyclic SGD, plural: one model learns around the clock, and each block keeps it as it was at the block's end.
+"""Pluralistic semi-cyclic SGD: one model learns around the clock, and each block keeps it as it was at the block's end.
 
 Eichner, Koren, McMahan, Srebro, Talwar: *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019, by the released code.
 
@@ -14,12 +14,12 @@ When to use it: populations take turns abruptly, block by block, the clock is kn
 SCSGD trains a model, or a branch, for each block apart.
 
 Choices:
-    - released code: a block is predicted by the one model at the end of its turn (mode "sc"). Summaries say that the
-      paper's theory takes the mean of a block's models, and that MM-PSGD (Ding et al., arXiv 2002.07454) does so with
-      local steps. Neither listing could be read, so there is no such option.
+    - released code: a block is predicted by the one model at the end of its turn ("sc"). The theory is said
+      to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We could read
+      neither listing, so there is no such option.
     - released code: SGD without local steps. Here clients train locally as in FedAvg.
     - ours: a block that had no turn yet is predicted by the first model.
-    - ours: at inference the more certain model predicts, as of SCSGD in *Diurnal or Nocturnal?*, because the block of a
+    - ours: at inference the more certain model predicts, as in SCSGD of *Diurnal or Nocturnal?*, because the block of a
       client is unknown. The released code knows it.
 """
 
