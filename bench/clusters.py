@@ -171,7 +171,7 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
         ratios = quartiles(taken[key] / taken["fedavg" + fleet], 4)
         line |= dict(zip(("ratio_q1", "ratio", "ratio_q3"), ratios, strict=True))
         line["worked"] = round(least[key], 6)
-        if algorithm in TRAINED:
+        if algorithm in TRAINED and not fleet:  # passes are timed client by client
             trained = line["models"] if TRAINED[algorithm] == "all" else 1
             needed = trained * least["fedavg" + fleet] + line["models"] * least["forward"]
             line["arithmetic"] = round(least[key] / needed, 3)

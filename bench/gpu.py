@@ -139,7 +139,9 @@ def main() -> None:
         _, theirs = play_pfl(host, work, 0, 1, asked.device)
         ours = player(host_for(work, 0, asked.device))().state.weights.params
         line: dict[str, Any] = {"apart": max(float((ours[name] - theirs[name]).abs().max()) for name in ours)}
-        for name, engine in (("local", LocalEngine), ("stacked", StackedEngine)):
+        for name, engine in (("local", LocalEngine), ("stacked", StackedEngine))[
+            : 1 if work is LARGE["resnet18"] else 2
+        ]:
             line[name] = seconds_of(player(host_for(work, work.batch, asked.device), engine), asked.repeats)
         times, _ = play_pfl(host, work, work.batch, WARM_UP + asked.repeats, asked.device)
         told(work.title, {**line, "pfl": median(times[WARM_UP:]), **machine()}, None)

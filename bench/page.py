@@ -335,6 +335,12 @@ APART = (
 )
 
 
+ARITHMETIC = (
+    " Arithmetic is that of a round of FedAvg for each model that a client trains with all of its rows, and K passes; "
+    "least processor times."
+)
+
+
 def clusters(lines: list[dict[str, Any]]) -> list[str]:
     """What K models cost, a table per work."""
     out = [
@@ -344,11 +350,10 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
         "judge one model is to load its weights, pass, and take the mean cross-entropy in float64. Several models of "
         "dense layers, and of convolutions with few channels, pass side by side. The last column is what a round takes "
-        "beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; "
+        "beyond FedAvg's, over K passes: 1 is nothing more. FedTEM and Min Loss share a trunk between K heads; "
         "clients of pFedEM divide their rows among K whole models, and those of Fielding train one of K, here in "
         "rounds without drift. Stacked, a model passes over the rows of all clients at once, and a round is compared "
-        "with a stacked FedAvg's. Arithmetic is that of a round of FedAvg for each model that a client trains with all "
-        "of its rows, and K passes; least processor times.",
+        "with a stacked FedAvg's." + ARITHMETIC * any("arithmetic" in line for line in lines),
         "",
     ]
     header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")

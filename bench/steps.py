@@ -53,7 +53,7 @@ def main(everything: bool) -> None:
 
 def needed() -> set[work.Step]:
     """Collect the kinds of steps of all commands at the papers' sizes."""
-    rows = [row for paper in papers.contents() for row in paper["rows"]]
+    rows = [row for paper in papers.contents() for row in paper["rows"] if papers.command(row, "paper")]
     return {step for row in rows for step, _ in work.passes(papers.experiment_of(row))}
 
 
@@ -61,7 +61,7 @@ def measure(step: work.Step) -> float:
     """Measure the microseconds of a sample: the median of several times."""
     experiment = from_dict({"model": json.loads(step.model), "method": [{"algorithm": "fedavg"}]})
     task = Task(lambda: experiment.model.build(step.shape, step.classes))
-    shape, sequence = (step.batch, *step.shape), "embedding" in step.model
+    shape, sequence = (step.batch, *step.shape), hasattr(experiment.model, "embedding")
     x = torch.randint(step.classes, shape) if sequence else torch.rand(shape)
     y = torch.randint(step.classes, shape if sequence else (step.batch,))
     shard = Shard(x, y, torch.arange(step.batch), mask=torch.ones_like(y, dtype=torch.bool) if sequence else None)

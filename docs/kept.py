@@ -97,49 +97,47 @@ def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def tables_of(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The tables of claims of a result: of each point, and of the whole sweep, whose point is ""."""
-    return [*((point["point"], point["claims"]) for point in result["points"]), ("", result["claims"])]
+Claims = dict[tuple[str, str], list[str]]
+"""The row of a claim: its text, its number and its verdict; by its point and its text."""
 
 
-Fresh = dict[tuple[str, str], list[str]]
-"""The row of a claim on other seeds, by its point and its text."""
+def rows_of(result: dict[str, Any]) -> Claims:
+    """The rows of all claims of a result: of each point, and of the whole sweep, whose point is ""."""
+    tables = [
+        *((point["point"], point["claims"]) for point in result["points"]),
+        ("", result.get("claims", {"rows": []})),
+    ]
+    return {(where, row[0]): row for where, table in tables for row in table["rows"]}
 
 
-def read_fresh(recipe: str) -> Fresh:
+def read_fresh(recipe: str) -> Claims:
     """Rows of claims on seeds that nobody had looked at, if `scripts/replay.py --seeds ... --keep` played them."""
     kept_at = ROOT / "docs" / "results" / "fresh" / f"{recipe}.json"
-    result = (
-        json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.is_file() else {"points": [], "claims": {"rows": []}}
-    )
-    return {(where, row[0]): row for where, table in tables_of(result) for row in table["rows"]}
+    return rows_of(json.loads(kept_at.read_text(encoding="utf-8"))) if kept_at.is_file() else {}
 
 
-def count_same(result: dict[str, Any], fresh: Fresh) -> tuple[int, int]:
-    """How many claims have the same verdict on other seeds, of how many that were judged there."""
-    rows = [(row, fresh.get((where, row[0]))) for where, table in tables_of(result) for row in table["rows"]]
-    judged = [(row, other) for row, other in rows if other is not None]
-    return sum(row[-1] == other[-1] for row, other in judged), len(judged)
+def count_same(claims: Claims, fresh: Claims) -> tuple[int, int]:
+    """How many claims have the same verdict on fresh seeds, of how many that were judged there."""
+    judged = [(row[-1], fresh[key][-1]) for key, row in claims.items() if key in fresh]
+    return sum(verdict == other for verdict, other in judged), len(judged)
 
 
-def fresh_line(result: dict[str, Any], fresh: Fresh) -> list[str]:
-    """A sentence on what other seeds gave."""
-    same, judged = count_same(result, fresh)
+def fresh_line(result: dict[str, Any], fresh: Claims) -> list[str]:
+    """A sentence on what fresh seeds gave."""
+    same, judged = count_same(rows_of(result), fresh)
     if not judged:
         return []
-    return [
-        f"On five seeds that nobody had looked at, {same} of {judged} verdicts are the same; others stand beside them."
-    ]
+    return [f"On fresh seeds, at which nobody had looked, {same} of {judged} verdicts are the same."]
 
 
-def _verdict(row: list[str], where: str, fresh: Fresh) -> str:
-    """A verdict with its number, and that of other seeds if it differs."""
+def _verdict(row: list[str], where: str, fresh: Claims) -> str:
+    """A verdict with its number, and that of fresh seeds if it differs."""
     other = fresh.get((where, row[0]))
     tail = "" if other is None or other[-1] == row[-1] else f"; fresh seeds: {' '.join(other[:0:-1])}"
     return " ".join(row[:0:-1]) + tail
 
 
-def _claims(point: dict[str, Any], fresh: Fresh | None = None) -> str:
+def _claims(point: dict[str, Any], fresh: Claims | None = None) -> str:
     """The table of the claims about a point, or about a whole sweep."""
     claims = point.get("claims", {"header": [], "rows": []})
     where, others = point.get("point", ""), fresh or {}

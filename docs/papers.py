@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept import as_markdown, count_same, read_fresh
+from kept import as_markdown, count_same, read_fresh, rows_of
 from work import hours
 
 from fedtide.config import Experiment, read
@@ -86,10 +86,10 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
     return ["fedtide", row.get("verb", "run"), f"recipe:{recipe}", "--scale", scale, *options]
 
 
-def experiment_of(row: dict[str, Any], scale: str = "paper") -> Experiment:
-    """Read the experiment of a row's command."""
-    recipe = row.get(f"{scale}_recipe", row["recipe"])
-    return read(RECIPES / f"{recipe}.toml", scale=scale, sets=row.get(scale, [])[1::2])
+def experiment_of(row: dict[str, Any]) -> Experiment:
+    """Read the experiment of a row's command at the paper's size."""
+    recipe = row.get("paper_recipe", row["recipe"])
+    return read(RECIPES / f"{recipe}.toml", scale="paper", sets=row.get("paper", [])[1::2])
 
 
 def result_of(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -106,14 +106,14 @@ def verdicts_of(row: dict[str, Any]) -> str:
     recipe, result = row.get("cpu_recipe", row["recipe"]), result_of(row)
     if result is None:
         return "not run whole since it last changed"
-    tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
     ours = row["item"].startswith("Ours")
-    verdicts = Counter(counts[-1] for table in tables for counts in table["rows"] if ours or "(our " not in counts[0])
+    claims = {key: line for key, line in rows_of(result).items() if ours or "(our " not in key[1]}
+    verdicts = Counter(line[-1] for line in claims.values())
     counts = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
     old = is_old(result, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
-    same, judged = count_same(result, read_fresh(recipe))
-    others = f"; {same} of {judged} the same on other seeds" if judged else ""
+    same, judged = count_same(claims, read_fresh(recipe))
+    others = f"; {same} of {judged} the same on fresh seeds" if judged else ""
     return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}{others}"
 
 
@@ -123,8 +123,7 @@ def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
     One model with more steps, of which nothing is claimed, may be missing: it changes no number of the others.
     """
     small = recipe["scale"].get("cpu", {})
-    tables = [*(point["claims"] for point in result["points"]), result.get("claims", {"rows": []})]
-    claims = {line[0] for table in tables for line in table["rows"]}
+    claims = {text for _, text in rows_of(result)}
     methods = {method["name"] for method in recipe["method"]}
     claimed = json.dumps(recipe.get("claim", []))
     longer = {name for name in methods if name.endswith(" steps") and json.dumps(name) not in claimed}

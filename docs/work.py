@@ -100,7 +100,11 @@ def runs(experiment: Experiment, method: Method) -> int:
 
 
 def count_samples(experiment: Experiment, method: Method) -> tuple[Step, float]:
-    """Count the samples that a method trains on in a run."""
+    """Count the samples that a method trains on in a run.
+
+    Experts and gates that clients of AEM train for themselves are not counted. Other training is counted at the network
+    of the experiment, also if a method names one for itself.
+    """
     source, clients, count = source_of(experiment), registered(experiment), rows_held(experiment)
     algorithm, rows = build(experiment, method, source.rows), torch.tensor([count])
     local = algorithm.options.get("local") or algorithm.options["solver"]

@@ -69,7 +69,7 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
         ["It helps (our claim)", "0", "not seen"],
     ]
     (tmp_path / "results").mkdir()
-    kept = {"points": [{"accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
+    kept = {"points": [{"point": "", "accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(papers, "DOCS", tmp_path)
     monkeypatch.setattr(papers, "RECIPES", tmp_path)
@@ -89,7 +89,8 @@ def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
         "rounds": 4, "method": [{"name": "A"}, {"name": "B"}], "claim": [{"text": "better"}],
         "sweep": {"method.local.lr": [0.1, 0.3]}, "scale": {"cpu": {}},
     }  # fmt: skip
-    point = {"accuracy": {"A": 0.5, "B": 0.5, "B, fine-tuned": 0.6}, "claims": {"rows": [["better", "+1", "holds"]]}}
+    claims = {"rows": [["better", "+1", "holds"]]}
+    point = {"point": "", "accuracy": {"A": 0.5, "B": 0.5, "B, fine-tuned": 0.6}, "claims": claims}
     kept = {"points": [point, point], "rounds": 4}
     assert not papers.is_old(kept, recipe)
     assert papers.is_old(kept, {**recipe, "claim": []})
@@ -97,7 +98,7 @@ def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
     assert papers.is_old(kept, {**recipe, "method": recipe["method"][:1]})
     longer = {**recipe, "method": [*recipe["method"], {"name": "A, twice the steps"}]}
     assert not papers.is_old(kept, longer)
-    safe = {"accuracy": {"A (safe)": 0.5, "B": 0.5}, "claims": point["claims"]}
+    safe = {"point": "", "accuracy": {"A (safe)": 0.5, "B": 0.5}, "claims": claims}
     assert not papers.is_old({"points": [safe, safe], "rounds": 4}, recipe)
     assert papers.is_old(kept, {**longer, "claim": [{"text": "better", "versus": "A, twice the steps"}]})
     assert papers.is_old(kept, {**recipe, "scale": {"cpu": {"rounds": 8}}})

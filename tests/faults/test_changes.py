@@ -194,6 +194,6 @@ def timeless(name: str, data: bytes | None) -> Any:
         return data
     summary = json.loads(data)
     for method in summary["methods"]:
-        for measure in ("seconds", "evaluation_seconds", "per_second"):
+        for measure in ("seconds", "evaluation_seconds", "per_second", "clustering_seconds", "clustering_longest"):
             method["measures"].pop(measure, None)
     return summary

@@ -6,7 +6,7 @@ Nocturnal?*, ICLR 2022, start from it and enhance it to T-shot k-means.
 | symbol | meaning |
 | --- | --- |
 | `k` | number of clusters, here of branches |
-| `k'` | number of centers of a client, at most the square root of k |
+| `k'` | number of centers of a client |
 
 1. Each client clusters its inputs into k' centers (Awasthi and Sheffet 2012).
 2. M begins as the centers of one client. Until M has k, add the center that is farthest from its nearest one in M.
@@ -17,13 +17,14 @@ modes.
 
 Choices:
     - ours: training and prediction after the clustering are those of T-shot k-means, because k-FED is a clustering.
+    - paper: k' is at most the square root of k. Here at most k, because two branches are usual.
     - paper: one round, of the clients that the cohort selects. Under a shift these may be of one mode.
-    - paper: all centers count the same, and a client has k' of them; counts only drop empty ones. T-shot takes K of each
-      client and weighs them by their samples. It begins with the largest.
+    - paper: all centers count the same, and a client has k' of them; counts only drop empty ones. T-shot takes K
+      of each client and weighs them by their samples. It begins with the largest.
     - paper: step 3 is one round. T-shot and the released code go on to the end of Lloyd's algorithm.
     - released code: k-means++ draws the first centers of a client, in the space of its k' singular vectors.
-    - ours: a center without core samples stays where it was drawn. A core sample is a third as far from its center as from
-      any other, or less.
+    - ours: a center without core samples stays where it was drawn. A core sample is at most a third as far
+      from its center as from any other.
     - ours: it is not defined for text.
 """
 
@@ -34,6 +35,7 @@ from fedtide.algorithms.tshot import State, cluster_before
 from fedtide.clusters.clusterer import Points, distances, draw_seeds, farthest_first, kmeans_from
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
@@ -61,14 +63,19 @@ def kfed(
         branch_layer: the layer to repeat.
         lam: weight of the branches that a sample does not train.
         eps: label smoothing of these branches.
+
+    Raises:
+        FedtideError: k' is above K.
     """
+    if client_centers > branches:
+        raise refused("client_centers", client_centers, f"1 to {branches}, the branches")
 
     def summarize(x: Points, rng: Rng) -> tuple[Points, np.ndarray]:
         return local_centers(x, client_centers, rng)
 
     def cluster(x: Points, counts: np.ndarray) -> Points:
-        seeds = farthest_first(x, branches, *range(client_centers))
-        return kmeans_from(x, seeds, iterations=1)[0]
+        x, first = x[counts > 0], np.count_nonzero(counts[:client_centers])
+        return kmeans_from(x, farthest_first(x, branches, *range(first)), iterations=1)[0]
 
     return cluster_before(
         "k-fed", task, local, 1, branches, branch_layer, lam, eps, normalize_by, server, cohort, weighting, summarize,

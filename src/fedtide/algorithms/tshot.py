@@ -120,7 +120,8 @@ def cluster_before(
         name: of the method.
         rounds: number of collection rounds.
         summarize: raw inputs of a client (rows, inputs), key -> its centers (n, inputs), and rows of each (n,).
-        cluster: centers of all clients (n, inputs), and rows of each (n,) -> K centers; it is given K or more.
+        cluster: centers of all clients (n, inputs), and rows of each (n,), 0 for an empty one -> K centers; at least K
+            are not empty.
     """
     if task.example is not None and not task.example.is_floating_point():
         raise FedtideError(f"{name}: found rows of tokens; it clusters raw inputs and is not defined for text")
@@ -140,9 +141,8 @@ def cluster_before(
     def gather(state: State, reply: Reply, moment: Moment, rng: Rng) -> State:
         centers, counts = state.found, state.counts
         if reply.total is not None:
-            here = reply.rows["counts"].flatten() > 0
-            centers = torch.cat([centers, reply.rows["centers"].flatten(0, 1)[here]])
-            counts = torch.cat([counts, reply.rows["counts"].flatten()[here]])
+            centers = torch.cat([centers, reply.rows["centers"].flatten(0, 1)])
+            counts = torch.cat([counts, reply.rows["counts"].flatten()])
         collected = state.collected + reply.cost.up + reply.cost.down
         if moment.round < -1:
             return replace(state, found=centers, counts=counts, collected=collected)
@@ -176,15 +176,17 @@ def _centers_of(
     cluster: Callable[[Points, np.ndarray], Points], reports: Tensor, counts: Tensor, branches: int
 ) -> Tensor:
     """Cluster the reported centers; with fewer than K of them the rest are too far away to be nearest."""
-    x, n = reports.double().numpy(), counts.double().numpy()
+    every, n = reports.double().numpy(), counts.double().numpy()
+    x = every[n > 0]
     if len(x) < branches:  # hardly any client answered: one mode for all
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
-    return torch.from_numpy(cluster(x, n)).float()
+    return torch.from_numpy(cluster(every, n)).float()
 
 
 def _clustered(x: Points, counts: np.ndarray, branches: int) -> Points:
     """Run weighted k-means from seeds by farthest-first traversal, beginning with the largest."""
+    x, counts = x[counts > 0], counts[counts > 0]
     return kmeans_from(x, farthest_first(x, branches, int(counts.argmax())), weights=counts)[0]
 
 

@@ -459,8 +459,8 @@ class Tune(Strict):
         over_sweep: a trial plays all points of the sweep, and its accuracy is the mean over them. So a method gets
             values that suit them all.
         ranges: what is searched: dotted keys of methods as in a sweep, "method.local.lr" for all or
-            "method.FedProx.local.proximal" for the method of that name. One method alone may search keys of the network,
-            such as "model.channels.0", because all methods get the values that it finds.
+            "method.FedProx.local.proximal" for the method of that name. One method alone may search keys of the
+            network, such as "model.channels.0", because all methods get the values that it finds.
         stage: in place of `ranges`, several searches one after the other.
     """
 

@@ -205,7 +205,7 @@ def clustering_table(record: ExperimentRecord, summary: Summary) -> Table | None
 
     Bytes of the questions beside training by whose answers clients are grouped, and wall-clock seconds of the server's
     own work on clusters, of one run. Both are in the table above, too. Methods that group clients by what they train
-    send nothing more for it; "-" is a method whose clients do the work.
+    send nothing more for it; "-" is not measured.
     """
     names = {number.name for number in CLUSTERING}
     methods = [method for method in summary.methods if names & method.measures.keys()]

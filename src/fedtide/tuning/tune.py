@@ -803,5 +803,5 @@ class LiveTuning(TerminalBars):
 
 def _last(key: str) -> str:
     """Return the last word of a dotted key, with the position behind it of a number in a list."""
-    *_, before, last = key.split(".")
-    return f"{before}.{last}" if last.isdigit() else last
+    before, _, last = key.rpartition(".")
+    return f"{before.rpartition('.')[2]}.{last}" if last.isdigit() else last

@@ -244,7 +244,7 @@ def test_an_algorithm_that_is_not_there_is_one_clear_line(name):
     ("method.D.local.lr=1", "method.D.local.lr: no method is called 'D'; allowed: 'A', 'B'"),
     ("seeds=[1, 2", r"--set: found 'seeds=\[1, 2', but Unclosed array .*; allowed: a value of TOML"),
     ("title='x", "--set: found .title='x., but .*; allowed: a value of TOML"),
-    ("seeds.0=5", "seeds"),
+    ("seeds.99=5", "seeds"),
     ("data.source.kind.x=5", "data.source.kind.x"),
 ])  # fmt: skip
 def test_an_override_that_cannot_be_is_one_clear_line(assignment, line):
@@ -317,7 +317,7 @@ def test_any_value_in_the_place_of_any_other_is_accepted_or_one_clear_line(data)
         line = ""
         assert all(isinstance(point.experiment, Experiment) for point in accepted)
     assert "\n" not in line
-    assert len(line) < 600
+    assert len(line) < 700
 
 
 @examples(150)
