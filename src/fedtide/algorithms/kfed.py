@@ -16,13 +16,15 @@ When to use it: modes look different in the raw inputs, clients of all modes are
 modes.
 
 Choices:
-    - ours: training and prediction after the clustering are those of T-shot k-means, because k-FED is a clustering.
+    - ours: training and prediction after the clustering are those of T-shot k-means, because k-FED is a clustering. A
+      sample goes to the nearest center of the server; k-FED sends it with its client's center.
     - paper: k' is at most the square root of k. Here at most k, because two branches are usual.
     - paper: one round, of the clients that the cohort selects. Under a shift these may be of one mode.
-    - paper: all centers count the same, and a client has k' of them; counts only drop empty ones. T-shot takes K
+    - released code: every client has k' centers, and all count the same; counts only drop empty ones. T-shot takes K
       of each client and weighs them by their samples. It begins with the largest.
     - paper: step 3 is one round. T-shot and the released code go on to the end of Lloyd's algorithm.
-    - released code: k-means++ draws the first centers of a client, in the space of its k' singular vectors.
+    - paper: a client clusters in the space of its k' singular vectors. Released code: k-means++ draws its
+      first centers, and means are taken in that space.
     - ours: a center without core samples stays where it was drawn. A core sample is at most a third as far
       from its center as from any other.
     - ours: it is not defined for text.

@@ -24,8 +24,8 @@ cannot fit all of them well. If the features of all distributions are alike the 
 the entropy of the posteriors.
 
 Choices:
-    - paper: f is "the backbone network". No code was found. As printed are the network in training (`features =
-      "network"`) and one that was trained before and stays (`{ kind = "frozen", weights = ... }`).
+    - paper: f is "the backbone network". No code was found. It reads as the network in training (`features =
+      "network"`). One that was trained before and stays (`{ kind = "frozen", weights = ... }`) is another reading.
     - ours: f is the inputs of `layer` ("head"), in training those of the first model. "frozen" without weights is a
       random network, and "pca" takes principal components of public samples.
     - ours: `gaussian_init = "random"` draws the first Gaussians. "k-means++" finds them before round 0.

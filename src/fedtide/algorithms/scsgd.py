@@ -10,7 +10,7 @@ Choices:
       at its day peak has the same mixture in both halves, so both branches would see the same data. The default trains
       the branch with the largest assumed share, as given by FedTEM's prior.
     - paper: the trunk is shared. With `branch_layer = "*"` each block has a whole model, and only the current model is
-      trained: mode "sep" of the original's released code. The method of the original is `semi-cyclic`.
+      trained: mode "sep" of the original's released code. The original's single chain is `semi-cyclic`.
     - paper: the other branches are not trained along (lam = 0), because the paper smooths labels only for Min Loss,
       FedTEM and FedTKM.
     - ours: an untrained branch is not stepped, nor do its moments move.

@@ -14,10 +14,11 @@ When to use it: populations take turns abruptly, block by block, the clock is kn
 SCSGD trains a model, or a branch, for each block apart.
 
 Choices:
-    - released code: a block is predicted by the one model at the end of its turn ("sc"). The theory is said
-      to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We could read
-      neither listing, so there is no such option.
+    - released code: a block is predicted by the one model at the end of its turn (mode "sc", result "pl"). The theory
+      is said to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We could
+      read neither listing, so there is no such option.
     - ours: clients train locally as in FedAvg. The released code has SGD without local steps.
+    - the original's hedging between this chain and separate ones is not here.
     - ours: a block keeps an older model if nobody answers in its last rounds.
     - ours: a block that had no turn yet is predicted by the first model.
     - ours: at inference the more certain model predicts, as in SCSGD of *Diurnal or Nocturnal?*, because the block of a

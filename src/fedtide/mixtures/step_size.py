@@ -69,7 +69,8 @@ class Overwrite:
 class Along:
     """Replace a center with this round's estimate; one without members moves along with the others (FedTKM alone).
 
-    Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for.
+    Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for. Centers
+    begin as N(0, 0.01^2), not as N(0, 0.1^2).
 
     >>> Along()(None, torch.tensor([30.0, 10.0]))
     tensor([1., 1.], dtype=torch.float64)
