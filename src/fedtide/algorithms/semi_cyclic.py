@@ -15,8 +15,8 @@ SCSGD trains a model, or a branch, for each block apart.
 
 Choices:
     - released code: a block is predicted by the one model at the end of its turn (mode "sc", result "pl"). The theory
-      is said to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We could
-      read neither listing, so there is no such option.
+      is said to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We
+      could read neither listing, so there is no such option.
     - ours: clients train locally as in FedAvg. The released code has SGD without local steps.
     - the original's hedging between this chain and separate ones is not here.
     - ours: a block keeps an older model if nobody answers in its last rounds.
