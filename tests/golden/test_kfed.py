@@ -9,6 +9,7 @@ import torch
 from fedtide.algorithms.kfed import kfed, local_centers
 from fedtide.algorithms.tshot import tshot
 from fedtide.core.base import Sum
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from helpers.answering import Answering, begun, identity
 
@@ -54,6 +55,21 @@ def test_all_centers_of_the_first_client_are_seeds():
     centers = [[[0.0, 0.0], [1.0, 0.0]], [[8.0, 0.0], [9.0, 0.0]]]
     found = collected(kfed(identity(), branches=3, client_centers=2), centers, [[1.0, 1.0]] * 2)
     assert found == [[0.0, 0.0], [1.0, 0.0], [8.5, 0.0]]
+
+
+def test_seeds_are_of_the_first_client_alone():
+    """It has one row, at 0; the next client sends 1 and 9. Seeds are 0 and the farthest, 9; 0 takes 0 and 1: 0.5."""
+    found = collected(
+        kfed(identity(), client_centers=2),
+        [[[0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [9.0, 0.0]]],
+        [[1.0, 0.0], [1.0, 1.0]],
+    )
+    assert found == [[0.5, 0.0], [9.0, 0.0]]
+
+
+def test_more_centers_of_a_client_than_branches_are_refused():
+    with pytest.raises(FedtideError, match="client_centers: found 3, allowed: 1 to 2"):
+        kfed(identity(), client_centers=3)
 
 
 def test_a_client_with_one_center_sends_its_mean():

@@ -802,6 +802,10 @@ class LiveTuning(TerminalBars):
 
 
 def _last(key: str) -> str:
-    """Return the last word of a dotted key, with the position behind it of a number in a list."""
+    """Return the last word of a dotted key, with the position behind it of a number in a list.
+
+    >>> _last("model"), _last("model.channels.0")
+    ('model', 'channels.0')
+    """
     before, _, last = key.rpartition(".")
     return f"{before.rpartition('.')[2]}.{last}" if last.isdigit() else last
