@@ -7,6 +7,9 @@ passes without gradients over a client's rows, and operations on vectors as long
 in plain loops, in the same turns: of one client after the other, or of all of them in one stack. The network and the
 clients are those of the multilayer perceptron of `clusters.py`, with two epochs. Times are the least processor time of
 the repeats. Speed is reported, never asserted.
+
+The last column is the measure of `clusters.py`: a round beside as many of FedAvg's as the method does work. Work is the
+samples that a client trains on, as the method declares them; a pass without gradients is a third of one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.fast.stacks import LayerStack
 from fedtide.learn.layers import TRUNK, Part, match_layers
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn.local import LocalTrainer, question_cost
 from fedtide.learn.stack import make_stack
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
@@ -75,6 +78,7 @@ class Adds:
 
 
 PIECES = ("steps", "decayed", "halves", "heads", "whole", "passes", "vectors", "features", "sums")
+MEASURES = ("ratio", "work", "by_work")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
 DISTANCE = 3
@@ -253,6 +257,8 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
         for _ in range(repeats):
             taken = {key: least(act, taken[key]) for key, act in acts.items()}
     taken["vectors"], taken["features"] = taken["pulls"] / PULL, taken["feature pulls"] / PULL
+    rows = torch.tensor([ROWS])
+    work = {name: float(question_cost(host.algorithm)("train", rows)) for name, host in hosts.items()}
     lines = []
     for name in ["fedavg", *algorithms]:
         adds = ALGORITHMS.get(name, Adds())
@@ -265,6 +271,8 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 "ms": round(1000 * taken[name], 3),
                 "arithmetic_ms": round(1000 * arithmetic, 3),
                 "ratio": round(taken[name] / arithmetic, 3),
+                "work": round(work[name] / work["fedavg"], 3),
+                "by_work": round(taken[name] / taken["fedavg"] * work["fedavg"] / work[name], 3),
                 **{piece: count for piece, count in counts.items() if count},
                 "repeats": repeats,
             }
@@ -276,10 +284,11 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
 def show(lines: list[dict[str, Any]]) -> None:
     """Print the lines of one fleet as a table."""
     table = Table(title=f"{lines[0]['fleet']} fleet, {WORK.title}", title_justify="left")
-    for column in ("algorithm", "milliseconds", "FedAvg and what it adds", "ratio"):
+    for column in ("algorithm", "milliseconds", "FedAvg and what it adds", "ratio", "work", "by work"):
         table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
     for line in lines:
-        table.add_row(line["algorithm"], f"{line['ms']:.1f}", f"{line['arithmetic_ms']:.1f}", f"{line['ratio']:.2f}")
+        numbers = (f"{line['ms']:.1f}", f"{line['arithmetic_ms']:.1f}", *(f"{line[k]:.2f}" for k in MEASURES))
+        table.add_row(line["algorithm"], *numbers)
     console = Console(width=120)
     console.print(table)
     console.print(", ".join(f"{piece} {lines[0][f'{piece}_ms']:.2f} ms" for piece in PIECES))
