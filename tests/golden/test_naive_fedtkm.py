@@ -79,7 +79,7 @@ def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, br
             if not started[k]:
                 a, started[k] = 1.0, True
             c[k] += a * (sums[k] / mass[k] - c[k])
-        if centers == "along":
+        if centers == "carried":
             mean_move = sum(mass[k] * (c[k] - before[k]) for k in range(branches)) / sum(mass)
             for k in range(branches):
                 if not mass[k]:
@@ -108,7 +108,7 @@ CASES = [
 RULES = [
     ("mean", "overwrite", {"kind": "leaky"}, 0.02, 0.05, 2),
     ("mean", "overwrite", {"kind": "leaky", "eta": 0.3, "rho": 0.2}, 0.3, 0.2, 3),
-    ("mean", "along", {"kind": "leaky"}, 0.02, 0.05, 3),
+    ("mean", "carried", {"kind": "leaky"}, 0.02, 0.05, 3),
     ("vote", "overwrite", {"kind": "per-period", "eta": 2.4}, 2.4 / PERIOD, 0.0, 2),
 ]
 
@@ -134,7 +134,8 @@ def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
         "lam": LAM,
         "eps": EPS,
         "distance": distance,
-        "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else centers,
+        "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else "overwrite",
+        "carry_centers": centers == "carried",
         "alpha": rule,
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}

@@ -26,8 +26,8 @@ Choices:
     - paper: `distance = "mean"` is the mean of norms. In the released code ("vote") each sample votes for its center.
     - paper: a tie goes to the last branch, because branch 1 needs a strictly smaller distance (line 10).
     - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves while its mode has the majority.
-    - ours: `update = "along"` is Eq. 12, and a center without participants moves by the mean move of the others. All
-      centers begin as N(0, 0.01^2). So no center is left behind while training moves the features.
+    - ours: with `carry_centers` a center without participants moves by the mean move of the others, and all centers
+      begin as N(0, 0.01^2). So no center is left behind while training moves the features.
     - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if all are assigned rightly.
     - ours: "per-period" steps by eta / T. "leaky" forgets rho of log alpha in each round. All stay within [-5, 5].
     - released code: eta is .02, which is not printed.
@@ -36,11 +36,11 @@ Choices:
     - ours: lam and eps are of no released command. With lam = 0 an untrained branch is not stepped.
     - released code: the server's Adam is that of Keras. lr = 0.01 and eps = 1e-4 are ours.
     - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center
-      (but for "along").
+      (but for `carry_centers`).
     - ours: at test time all samples of a client choose together; the paper takes batches.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
 
-The safe form has leaky factors, which apply in training alone, centers that move along, and an anchor
+The safe form has leaky factors, which apply in training alone, carries centers, and has an anchor
 (docs/never-worse.md).
 """
 
@@ -64,22 +64,12 @@ from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
 from fedtide.mixtures.priors import Linear, Prior, sketching
-from fedtide.mixtures.step_size import (
-    Along,
-    Alpha,
-    CenterUpdate,
-    Integral,
-    Leaky,
-    Overwrite,
-    PerPeriod,
-    carry_along,
-    first_whole,
-)
+from fedtide.mixtures.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, carry_along, first_whole
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored
 
 CLOSE = 0.01
-"""Standard deviation of centers at the beginning if they move along: so close that none is far from every client."""
+"""Standard deviation of centers at the beginning if they are carried: so close that none is far from every client."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +109,8 @@ def fedtkm(
     server: Server = KERAS,
     distance: Literal["mean", "vote"] = "mean",
     alpha: Alpha = Integral(),
-    update: CenterUpdate = Overwrite(),
+    update: Update = Overwrite(),
+    carry_centers: Flag = False,
     max_update_norm: Positive | None = None,
     rescale: Flag = True,
     cohort: Cohort = Arrivals(),
@@ -140,6 +131,7 @@ def fedtkm(
         distance: distance of a client to a center: "mean" over its samples, or a "vote" of its samples.
         alpha: how the factors alpha follow the prior.
         update: step sizes of the centers.
+        carry_centers: whether a center without participants moves by the mean move of the others; all begin closer, too.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference too, as the paper does.
     """
@@ -151,7 +143,7 @@ def fedtkm(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        spread = CLOSE if isinstance(update, Along) else 0.1
+        spread = CLOSE if carry_centers else 0.1
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, spread, (branches, width(task, weights))))
         zero, memo, joined = torch.zeros(branches, dtype=torch.float64), prior.init(branches), cohort.init(fleet)
         modes = {"centers": centers, "log_alpha": zero, "started": zero > 0}
@@ -208,7 +200,7 @@ def fedtkm(
         estimates = torch.stack([old if new is None else new for old, new in modes])
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
         moves, started = a[:, None] * (estimates - state.centers), state.started | (a > 0)
-        centers = state.centers + (carry_along(moves, mass) if isinstance(update, Along) else moves)
+        centers = state.centers + (carry_along(moves, mass) if carry_centers else moves)
         # Line 15: the network.
         state, _ = step_branches(state, reply, server=server, lam=lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
@@ -238,5 +230,5 @@ def nearest(far: Tensor) -> Tensor:
 
 ENTRY = Entry(
     "fedtkm", fedtkm, "weights and centers down, update, feature means and counts up", "branches", helps=("hours",),
-    safe=Safe(options={"alpha": Leaky(), "update": Along(), "rescale": False}, transforms=(Anchored(),)),
+    safe=Safe(options={"alpha": Leaky(), "carry_centers": True, "rescale": False}, transforms=(Anchored(),)),
 )  # fmt: skip

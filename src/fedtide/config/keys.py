@@ -147,12 +147,12 @@ def tables_in(kind: Any) -> list[Any]:
 
 @cache
 def ingredients() -> dict[str, Any]:
-    """Return the tables and choices that algorithms take, by the keyword; the one of most kinds stands for all."""
+    """Return the tables and choices that algorithms take, by the keyword; the first of a name stands for all."""
     kinds: dict[str, Any] = {}
     for name in REGISTRY:
         for keyword, (kind, _) in options(name).items():
-            if len(tables_in(kind)) > len(tables_in(kinds.get(keyword))):
-                kinds[keyword] = kind
+            if tables_in(kind):
+                kinds.setdefault(keyword, kind)
     return kinds
 
 

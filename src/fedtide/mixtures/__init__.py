@@ -6,19 +6,9 @@
 """
 
 from fedtide.mixtures.feature_gaussians import GaussianInit, KMeansPlusPlus, Public, Random
-from fedtide.mixtures.step_size import (
-    Along,
-    Alpha,
-    CenterUpdate,
-    Certainty,
-    Integral,
-    Leaky,
-    Overwrite,
-    PerPeriod,
-    Update,
-)
+from fedtide.mixtures.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Update
 
 __all__ = [
-    "Along", "Alpha", "CenterUpdate", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite",
-    "PerPeriod", "Public", "Random", "Update",
+    "Alpha", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite", "PerPeriod",
+    "Public", "Random", "Update",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, Eq. 13 for "integral", and Eq. 10 and 12 for
-"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "along", "per-period", "leaky" and more than two groups are
+"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", `carry_along`, "per-period", "leaky" and more than two groups are
 our own extension.
 
 An update is a function `(expected, mass) -> (K,)`. `expected` (K,) is the expected share of each component in this
@@ -65,33 +65,14 @@ class Overwrite:
         return torch.ones_like(mass, dtype=torch.float64)
 
 
-@ingredient
-class Along:
-    """Replace a center with this round's estimate; one without members moves along with the others (FedTKM alone).
-
-    Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for. Centers
-    begin as N(0, 0.01^2), not as N(0, 0.1^2).
-
-    >>> Along()(None, torch.tensor([30.0, 10.0]))
-    tensor([1., 1.], dtype=torch.float64)
-    """
-
-    kind: Literal["along"] = "along"
-
-    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
-        """Return the step sizes (K,), float64."""
-        return torch.ones_like(mass, dtype=torch.float64)
-
-
 Update = Annotated[Certainty | Overwrite, Field(discriminator="kind")]
 """Rule for how far the components of a mixture move towards a round's estimate."""
-
-CenterUpdate = Annotated[Certainty | Overwrite | Along, Field(discriminator="kind")]
-"""Rule for how far FedTKM's centers move."""
 
 
 def carry_along(moves: Tensor, mass: Tensor) -> Tensor:
     """Replace the move of each center without members by the mean move of all members (K, d).
+
+    Training moves all features, so a center that stays behind is soon nearest to nobody, whatever it stood for.
 
     Args:
         moves: (K, d) by the estimates; 0 without one.
