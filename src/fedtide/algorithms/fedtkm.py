@@ -131,7 +131,7 @@ def fedtkm(
         distance: distance of a client to a center: "mean" over its samples, or a "vote" of its samples.
         alpha: how the factors alpha follow the prior.
         update: step sizes of the centers.
-        carry_centers: whether a center without participants moves by the mean move of the others; all begin closer, too.
+        carry_centers: whether a center without participants moves by the mean move of others; all begin closer, too.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference too, as the paper does.
     """
