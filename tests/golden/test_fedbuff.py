@@ -31,7 +31,7 @@ def by_hand(monkeypatch, targets=None, compute=(1.0, 2.5), work=one_unit, **opti
     fleet = clocked(compute, work)(fleet_of(algorithm, targets))
     monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
     for step in play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9):
-        yield step, fleet.spent.down
+        yield step, sum(cost.down for cost in fleet.spent_on.values())
 
 
 def test_by_hand(monkeypatch):

@@ -37,7 +37,7 @@ def test_a_client_alone_is_the_local_expert_of_adaptive_expert_models():
 def test_a_client_trains_once_and_again_when_its_rows_change():
     still = played(toy("local", {"solver": FEW}, shift=STILL), rounds=4)
     assert [step.facts["trained"] for step in still.steps] == [8, 0, 0, 0]
-    assert still.fleet.spent.up == 0
+    assert not any(cost.up for cost in still.fleet.spent_on.values())
     swaps = {**STILL, "how": {"kind": "label-swaps", "every": 2, "fraction": 1.0}}
     drifting = played(toy("local", {"solver": FEW}, shift=swaps), rounds=4)
     trained = [step.facts["trained"] for step in drifting.steps]
@@ -89,5 +89,5 @@ def test_centralized_full_batch_descent_is_that_of_fedsgd_with_everybody():
     ours = played(toy("centralized", {"local": LOCAL}, shift=STILL, precision="fp64"))
     theirs = played(toy("fedsgd", {"local": LOCAL, "cohort": "everyone"}, shift=STILL, precision="fp64"))
     torch.testing.assert_close(params(ours.state.weights), params(theirs.state.weights), rtol=1e-9, atol=1e-12)
-    assert ours.fleet.spent.up == ours.fleet.spent.down == 0
+    assert not any(cost.up or cost.down for cost in ours.fleet.spent_on.values())
     assert all("loss" in step.facts for step in ours.steps)

@@ -33,7 +33,6 @@ Choices:
 import numpy as np
 
 from fedtide.algorithms.entry import Entry
-from fedtide.algorithms.tshot import State, cluster_before
 from fedtide.clusters.clusterer import Points, distances, draw_seeds, farthest_first, kmeans_from
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm
@@ -42,6 +41,7 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, NonNegative
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
 from fedtide.mixtures.branches import BranchDivisor
+from fedtide.mixtures.centers import State, cluster_before
 from fedtide.models.branched import BranchCount
 
 
@@ -80,8 +80,9 @@ def kfed(
         return kmeans_from(x, farthest_first(x, branches, *range(first)), iterations=1)[0]
 
     return cluster_before(
-        "k-fed", task, local, 1, branches, branch_layer, lam, eps, normalize_by, server, cohort, weighting, summarize,
-        cluster,
+        "k-fed", task, local, rounds=1, branches=branches, branch_layer=branch_layer, lam=lam, eps=eps,
+        normalize_by=normalize_by, server=server, cohort=cohort, weighting=weighting, summarize=summarize,
+        cluster=cluster,
     )  # fmt: skip
 
 

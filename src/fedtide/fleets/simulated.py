@@ -178,11 +178,6 @@ class SimulatedFleet:
             raise refused("seconds of server time", seconds, "0 or more")
         self.server_seconds += seconds
 
-    @property
-    def spent(self) -> Cost:
-        """Bytes of all questions so far."""
-        return sum(self.spent_on.values(), Cost())
-
     # -- what its record counts on -------------------------------------------------------------------------------------
 
     @property

@@ -312,21 +312,16 @@ class Task:
         if shard.mask is not None:
             shard = shard.pick(shard.mask.any(1))
         shared, columns = loss.prepare(shard)
-        values, squares = self.scratch.values, list[Tensor]()
+        squares = [torch.zeros_like(value) for value in self.scratch.values]
         x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
         stack = None if columns or not len(shard) else self._row_stack(loss, x, y)
         if stack is not None:
-            few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in values), 1)
+            few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)
             size = few if stack.by_row else ROWS
             for part_x, part_y in zip(x.split(size), y.split(size), strict=True):
                 named = stack.squares(weights, part_x, part_y)
-                part = [named[name] for name in self.scratch.names]
-                if squares:
-                    torch._foreach_add_(squares, part)
-                else:
-                    squares = [leaf.clone(memory_format=torch.contiguous_format) for leaf in part]
+                torch._foreach_add_(squares, [named[name] for name in self.scratch.names])
         else:
-            squares = [torch.zeros_like(value) for value in values]
             self.scratch.load(weights, train=False)
             for k in range(len(shard)):
                 row = slice(k, k + 1)

@@ -234,11 +234,6 @@ class RemoteFleet:
         """Do nothing: on a real clock the server's own work takes the time it takes."""
 
     @property
-    def spent(self) -> Cost:
-        """Bytes of all questions so far."""
-        return sum(self.spent_on.values(), Cost())
-
-    @property
     def ledger(self) -> Ledger | None:
         """The releases of clients so far, and who may be asked; None if sums are not private."""
         return self.vectors.wire.ledger

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.scsgd import scsgd
-from fedtide.algorithms.tshot import Sent, tshot
+from fedtide.algorithms.tshot import tshot
 from fedtide.core.base import Moment, Shard, Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -23,6 +23,7 @@ from fedtide.fleets.scoring import BATCH, decision_units
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import logits_and_features, with_branches
 from fedtide.mixtures.branches import branch_losses, certainty
+from fedtide.mixtures.centers import Sent
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.networks import MLP
 from fedtide.runs.build import host_of

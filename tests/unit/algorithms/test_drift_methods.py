@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feddrift import model_losses
-from fedtide.core.base import Shard, Weights
+from fedtide.core.base import Cost, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, size_in_bytes
@@ -52,11 +52,14 @@ def test_the_silhouette_makes_as_many_groups_as_fielding_begins_with(seed):
 def test_label_shares_for_the_silhouette_are_paid_for():
     """Three shares of eight bytes from each of eight clients."""
     options = {"cohort": 4, "pretrain": 2}
-    spent = [
-        played(toy("flexcfl", {**options, "clusters": count}, shift=ALWAYS), rounds=1).fleet.spent
+    more, less = (
+        sum(
+            played(toy("flexcfl", {**options, "clusters": count}, shift=ALWAYS), rounds=1).fleet.spent_on.values(),
+            Cost(),
+        )
         for count in ("silhouette", 2)
-    ]
-    assert (spent[0].up - spent[1].up, spent[0].down - spent[1].down) == (8 * 3 * 8, 0)
+    )
+    assert more - less == Cost(down=0, up=8 * 3 * 8)
 
 
 def test_what_judging_all_models_costs():
@@ -68,8 +71,8 @@ def test_what_judging_all_models_costs():
     assert [query.ask.question for query in feddrift.queries] == ["train"]
     assert feddrift.queries[0].cost.down == fedavg.queries[0].cost.down
     # And up: how badly it does, and on how many rows.
-    assert feddrift.spent.up - fedavg.spent.up == 8 * (8 + 8)
-    assert feddrift.spent.down - fedavg.spent.down == 8 * model
+    spent = [sum(fleet.spent_on.values(), Cost()) for fleet in (feddrift, fedavg)]
+    assert spent[0] - spent[1] == Cost(down=8 * model, up=8 * (8 + 8))
 
 
 @pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "auxo"])

@@ -60,7 +60,7 @@ def test_a_run_is_the_same_with_and_without(algorithm, options, shift):
         assert same(a.state.weights, b.state.weights)
         assert same(a.facts, b.facts)
         assert a.seconds == b.seconds
-    assert short.fleet.spent == long.fleet.spent
+    assert short.fleet.spent_on == long.fleet.spent_on
     question = "shifted" if algorithm == "flexcfl" else "report"
     follows = options.get("representation") == {"kind": "gradient", "at": "global", "sketch": 8}
     assert fewer[question] == more[question] if follows else fewer[question] < more[question]
