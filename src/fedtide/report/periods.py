@@ -180,8 +180,7 @@ def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str 
 def participants(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the accuracy of the model as it was sent out, on the participants' own training rows.
 
-    {Score} of the model as it was sent out, on the participants' training rows before they train. A method with
-    participants of one group alone is in every panel, on its own participants.{band}
+    {Score} of the model as it was sent out, on the participants' training rows before they train.{band}
     """
     rounds = record.experiment.rounds
     span = int(min(4 * record.experiment.period, rounds)) if record.experiment.period else rounds
@@ -195,7 +194,7 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
     # The participants change from round to round: in one panel these lines would hide each other.
     figure, panels = figures.grid(len(late) - len(of_one), widest=2, high=1.9)
     for axes, number in zip(panels, [number for number in late if number not in of_one], strict=True):
-        for other, k in of_one.items():
+        for other, k in of_one.items():  # of its own participants, who are of one group
             line = figures.Look(figures.group_color(k), figures.DASHES[k % 4])
             figures.band(axes, late[other], figures.label(record.names[other]), line, width=1.0)
         figures.band(axes, late[number], "", figures.look(number), width=1.2)
@@ -406,7 +405,7 @@ def _draw(axes: Axes, record: ExperimentRecord, name: str, run: RunRecord) -> No
             after_end = ends[-1] + 1 + np.arange(len(coming))
             axes.plot(after_end, coming, color=forecast, lw=1.6, ls=(0, (2, 1.5)), label="next period")
             axes.axvspan(ends[-1], ends[-1] + len(coming), color="#888888", alpha=0.08, lw=0)
-    axes.set_title(f"{figures.label(name)}: {text}", fontsize=10, loc="left")
+    axes.set_title(f"{figures.label(name)}:\n{text}", fontsize=10, loc="left")
     axes.set_xlim(0, None)
     axes.set_ylim(-3, 103)
     axes.set_ylabel(f"{first}, %")
