@@ -1,22 +1,21 @@
-"""What methods of the league cost beside their arithmetic: a round of each against one of FedAvg and what it adds.
+"""What methods of the league cost beside their arithmetic: a round of each against rounds of FedAvg and what it adds.
 
 python bench/league.py [--repeats 9] [--algorithms ditto,moon] [--fleets local,stacked] [--out bench/results.jsonl]
 
-A method should take a round of FedAvg and the time of what its listing adds, and nothing more: gradients of batches,
-passes without gradients over a client's rows, and operations on vectors as long as the weights. These are timed bare,
-in plain loops, in the same turns: of one client after the other, or of all of them in one stack. The network and the
-clients are those of the multilayer perceptron of `clusters.py`, with two epochs. Times are the least processor time of
-the repeats. Speed is reported, never asserted.
-
-The last column is the measure of `clusters.py`: a round beside as many of FedAvg's as the method does work. Work is the
-samples that a client trains on, as the method declares them; a pass without gradients is a third of one.
+A method should take the time of what its listing says, and nothing more. As in `clusters.py`, the steps of a model are
+a round of FedAvg: with the method's optimizer, and with as many gradients. Steps of the last layer alone are what more
+epochs of them add to such a round. What else a listing has is timed bare, in
+plain loops, in the same turns: a gradient of all rows, passes without gradients over a
+client's rows, and operations on vectors as long as the weights. They are of one client after the other, or of all of
+them in one stack. The network and the clients are those of the multilayer perceptron of `clusters.py`, with two epochs.
+Times are the least processor time of the repeats. Speed is reported, never asserted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from clusters import WORKS, measure_each, player
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.algorithms.fedccfa import merge
+from fedtide.algorithms.fedpac import mix_shares
+from fedtide.cohorts import Everyone
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.memory import MemoryStore
@@ -31,8 +34,8 @@ from fedtide.core.rng import Rng
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.fast.stacks import LayerStack
-from fedtide.learn.layers import TRUNK, Part, match_layers
-from fedtide.learn.local import LocalTrainer, question_cost
+from fedtide.learn.layers import TRUNK, freeze_layers, match_layers
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import make_stack
 from fedtide.learn.steps import Train
 from fedtide.learn.task import Task
@@ -49,14 +52,14 @@ FLEETS: dict[str, type[LocalEngine]] = {"local": LocalEngine, "stacked": Stacked
 
 @dataclass(frozen=True)
 class Adds:
-    """What a client does in a round beyond what it does in one of FedAvg.
+    """What a client does in a round.
 
     Args:
-        steps: gradients of a batch, each with a step along it.
-        decayed: gradients of a batch, each with a step of momentum and weight decay. They are timed as a whole, because
-            the gradient and the momentum meet in a processor's cache.
-        halves: those of half a batch.
-        heads: those by the last layer alone.
+        rounds: rounds of FedAvg, one for each model that a client trains with all its steps.
+        decayed: those with momentum and weight decay.
+        halves: those with half the batch, and so twice as many gradients.
+        heads: gradients of a batch by the last layer alone, each with a step along it.
+        decayed_heads: those with momentum and weight decay.
         whole: gradients of all rows.
         passes: passes without gradients over all rows.
         vectors: operations on vectors as long as the weights, each a third of a pull.
@@ -65,10 +68,11 @@ class Adds:
         options: of the method.
     """
 
-    steps: int = 0
+    rounds: int = 1
     decayed: int = 0
     halves: int = 0
     heads: int = 0
+    decayed_heads: int = 0
     whole: int = 0
     passes: int = 0
     vectors: int = 0
@@ -77,8 +81,15 @@ class Adds:
     options: dict[str, Any] | None = None
 
 
-PIECES = ("steps", "decayed", "halves", "heads", "whole", "passes", "vectors", "features", "sums")
-MEASURES = ("ratio", "work", "by_work")
+ROUNDS: dict[str, dict[str, Any]] = {
+    "rounds": {"batch_size": BATCH},
+    "decayed": {"batch_size": BATCH, "momentum": 0.5, "weight_decay": 1e-5},
+    "halves": {"batch_size": BATCH // 2},
+}
+"""Local training of each kind of round of FedAvg."""
+HEADS = 2, 6
+"""Epochs of the last layer alone, of two rounds that are compared."""
+PIECES = ("rounds", "decayed", "halves", "heads", "decayed_heads", "whole", "passes", "vectors", "features", "sums")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
 DISTANCE = 3
@@ -92,40 +103,49 @@ ALGORITHMS = {
     "fedrep": Adds(heads=STEPS, options={"head_epochs": 2}),
     "fedbabu": Adds(),
     "fedrod": Adds(heads=STEPS),
-    "ditto": Adds(steps=STEPS, vectors=PULL * STEPS),
-    "apfl": Adds(steps=STEPS, vectors=4 * STEPS),
-    "pfedme": Adds(steps=4 * STEPS, vectors=5 * PULL * STEPS + 3 * STEPS),
-    "per-fedavg": Adds(halves=2 * STEPS, steps=-STEPS, vectors=STEPS),
+    "ditto": Adds(rounds=2, vectors=PULL * STEPS),
+    "apfl": Adds(rounds=2, vectors=4 * STEPS),
+    "pfedme": Adds(rounds=5, vectors=5 * PULL * STEPS + 3 * STEPS),
+    "per-fedavg": Adds(rounds=0, halves=1, vectors=STEPS),
     "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
     "knn-per": Adds(),
-    "fedpac": Adds(heads=STEPS // 2, passes=2, steps=-STEPS, decayed=STEPS, features=(PULL + 2) * STEPS),
+    "fedpac": Adds(decayed_heads=STEPS // 2, passes=2, rounds=0, decayed=1, features=(PULL + 2) * STEPS),
     "fesem": Adds(vectors=4 * DISTANCE + 1, options={"clusters": 4}),
     "fednova": Adds(vectors=1),
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
     "moon": Adds(passes=2, features=CONTRAST * STEPS),
-    "fedntd": Adds(passes=1, vectors=6 * STEPS),
+    "fedntd": Adds(passes=1, features=CONTRAST // 2 * STEPS),
     "fedcurv": Adds(whole=1, vectors=(PULL + 1) * STEPS + 4, sums=2),
     "adaptive-fedavg": Adds(),
     "flash": Adds(passes=2, options={"local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}}),
-    "feroma": Adds(passes=1),
+    "feroma": Adds(passes=1, vectors=CLIENTS),  # its model is a mix of those of all
     "flux-like": Adds(passes=1),
     "fedccfa": Adds(
-        heads=STEPS // 2 + 10,
+        decayed_heads=STEPS // 2 + 10,
         passes=1,
-        steps=-STEPS,
-        decayed=STEPS,
+        rounds=0,
+        decayed=1,
         features=CONTRAST * STEPS,
         options={"align_from": 1},
     ),
-    "fedrc": Adds(steps=3 * STEPS, passes=4, sums=3, options={"components": 4}),
+    "fedrc": Adds(rounds=4, passes=4, sums=3, options={"components": 4}),
     "fedsoft": Adds(passes=4, vectors=PULL * STEPS + 2 * 4, sums=3, options={"clusters": 4}),
     "cda-fedavg": Adds(passes=1),
 }
 
+SERVERS: dict[str, Callable[[], Any]] = {
+    "fedpac": lambda: mix_shares(torch.rand(CLIENTS, 10, 200), torch.rand(CLIENTS)),
+    "fedccfa": lambda: merge(*(torch.rand(CLIENTS, 10, d) for d in (201, 201, 200)), torch.ones(CLIENTS, 10), 0.1),
+}
+"""Arithmetic of a server beyond sums."""
+
 
 def experiment(algorithms: list[str]) -> Experiment:
     """FedAvg and the methods, all with the same clients and rows."""
-    methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
+    methods: list[dict[str, Any]] = [
+        {"name": name, "algorithm": "fedavg", "local": {"lr": 0.2, "epochs": 2, **local}}
+        for name, local in ROUNDS.items()
+    ]
     methods += [{"name": name, "algorithm": name, **(ALGORITHMS[name].options or {})} for name in algorithms]
     rows = ROWS * 5 // 4
     return from_dict(
@@ -150,8 +170,6 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
     """Each piece once for each client, in a plain loop or in one stack."""
     shards = [host.population.shard(client, Moment(0, ENDLESS)) for client in host.population.clients.tolist()]
     weights, loss = task.init(Rng(SEED)), task.loss
-    last = Part.of(task, match_layers(task, (TRUNK,), "layers")).task
-
     totals = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in weights.params.values()]
 
     def pull(count: int, shapes: list[torch.Size]) -> Callable[[], Any]:
@@ -170,21 +188,12 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
         for _ in range(CLIENTS):
             torch._foreach_add_(totals, list(weights.params.values()), alpha=0.5)
 
-    def decay(gradient: list[Any], params: list[Any], moments: list[Any]) -> list[Any]:
-        torch._foreach_add_(gradient, params, alpha=1e-5)
-        torch._foreach_mul_(moments, 0.5)
-        torch._foreach_add_(moments, gradient)
-        return moments
-
-    def single(of: Task, rows: int, *, decayed: bool = False) -> Callable[[], Any]:
+    def single(of: Task, rows: int) -> Callable[[], Any]:
         prepared = [(of.inputs(shard.x[:rows]), shard.y[:rows], *loss.prepare(shard)) for shard in shards]
-        moments = [torch.zeros_like(leaf) for leaf in of.scratch.values]
 
         def act() -> None:
             for x, y, shared, columns in prepared:
                 _, gradient = of.differentiate(loss, x, y, shared, columns)
-                if decayed:
-                    gradient = decay(gradient, of.scratch.values, moments)
                 torch._foreach_add_(of.scratch.values, gradient, alpha=-0.01)
 
         return act
@@ -199,15 +208,9 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
         x, y = torch.stack([of.inputs(shard.x) for shard in few]), torch.stack([shard.y for shard in few])
         return stack, params, others, (x, y, torch.full(y.shape, 1 / rows), None, shared)
 
-    def stack_steps(of: Task, rows: int, *, decayed: bool = False) -> Callable[[], Any]:
+    def stack_steps(of: Task, rows: int) -> Callable[[], Any]:
         stack, params, others, batch = side_by_side(of, rows)
-        moments = [torch.zeros_like(leaf) for leaf in params]
-
-        def act() -> None:
-            gradient, _, _ = stack.gradient(params, others, *batch)
-            torch._foreach_add_(params, decay(gradient, params, moments), alpha=-0.01)
-
-        return act if decayed else lambda: stack.gradient(params, others, *batch, rate=0.01)
+        return lambda: stack.gradient(params, others, *batch, rate=0.01)
 
     @torch.no_grad()
     def passes() -> None:
@@ -218,10 +221,6 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
     times = 1 if stacked else CLIENTS
     wide = [leaf for leaf in weights.params.values() if leaf.dim() > 1][-1].shape[1]
     pieces = {
-        "steps": made(task, BATCH),
-        "decayed": made(task, BATCH, decayed=True),
-        "halves": made(task, BATCH // 2),
-        "heads": made(last, BATCH),
         "whole": made(task, ROWS),
         "pulls": pull(times, [leaf.shape for leaf in weights.params.values()]),
         "feature pulls": pull(times, [torch.Size([BATCH, wide])]),
@@ -246,8 +245,14 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
     """A line for FedAvg and each method; all take turns."""
     parsed = experiment(algorithms)
     hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
-    task = task_of(parsed, parsed.method[0], hosts["fedavg"].population.rows)
-    acts = bare(task, hosts["fedavg"], stacked=fleet == "stacked")
+    task = task_of(parsed, parsed.method[0], hosts["rounds"].population.rows)
+    last = freeze_layers(task, match_layers(task, (TRUNK,), "layers"))
+    for epochs in HEADS:
+        for piece, kind in (("heads", "rounds"), ("decayed_heads", "decayed")):
+            local = LocalTrainer(lr=0.2, epochs=epochs, **ROUNDS[kind])
+            algorithm = fedavg(last, local, cohort=Everyone())
+            hosts[f"{piece} {epochs}"] = replace(hosts["rounds"], algorithm=algorithm)
+    acts = bare(task, hosts["rounds"], stacked=fleet == "stacked")
     acts |= {key: player(host, FLEETS[fleet]) for key, host in hosts.items()}
     taken = dict.fromkeys(acts, float("inf"))
     with threads(1):
@@ -256,14 +261,17 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 act()
         for _ in range(repeats):
             taken = {key: least(act, taken[key]) for key, act in acts.items()}
+    few, many = HEADS
+    for piece in ("heads", "decayed_heads"):
+        taken[piece] = (taken[f"{piece} {many}"] - taken[f"{piece} {few}"]) / (STEPS * (many - few) / 2)
     taken["vectors"], taken["features"] = taken["pulls"] / PULL, taken["feature pulls"] / PULL
-    rows = torch.tensor([ROWS])
-    work = {name: float(question_cost(host.algorithm)("train", rows)) for name, host in hosts.items()}
     lines = []
-    for name in ["fedavg", *algorithms]:
+    for name in algorithms:
         adds = ALGORITHMS.get(name, Adds())
         counts = {piece: getattr(adds, piece) for piece in PIECES}
-        arithmetic = taken["fedavg"] + sum(count * taken[piece] for piece, count in counts.items())
+        if name in SERVERS:
+            taken[name + " server"] = min(least(SERVERS[name], float("inf")) for _ in range(repeats))
+        arithmetic = taken.get(name + " server", 0.0) + sum(count * taken[piece] for piece, count in counts.items())
         lines.append(
             {
                 "algorithm": name,
@@ -271,8 +279,6 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 "ms": round(1000 * taken[name], 3),
                 "arithmetic_ms": round(1000 * arithmetic, 3),
                 "ratio": round(taken[name] / arithmetic, 3),
-                "work": round(work[name] / work["fedavg"], 3),
-                "by_work": round(taken[name] / taken["fedavg"] * work["fedavg"] / work[name], 3),
                 **{piece: count for piece, count in counts.items() if count},
                 "repeats": repeats,
             }
@@ -284,10 +290,10 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
 def show(lines: list[dict[str, Any]]) -> None:
     """Print the lines of one fleet as a table."""
     table = Table(title=f"{lines[0]['fleet']} fleet, {WORK.title}", title_justify="left")
-    for column in ("algorithm", "milliseconds", "FedAvg and what it adds", "ratio", "work", "by work"):
+    for column in ("algorithm", "milliseconds", "its own arithmetic", "ratio"):
         table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
     for line in lines:
-        numbers = (f"{line['ms']:.1f}", f"{line['arithmetic_ms']:.1f}", *(f"{line[k]:.2f}" for k in MEASURES))
+        numbers = (f"{line['ms']:.1f}", f"{line['arithmetic_ms']:.1f}", f"{line['ratio']:.2f}")
         table.add_row(line["algorithm"], *numbers)
     console = Console(width=120)
     console.print(table)

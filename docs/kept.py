@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import has_choice
+from telling import claims_of, reasons, verdict_of
+
+from fedtide.config import Claim, has_choice
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,18 +55,19 @@ def recipe(path: Path) -> str:
         f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}, {result['made']}. {result['note']}".strip(),
     ]
     points, fresh = result["points"], read_fresh(path.stem)
+    told = claims_of(content), result["seeds"]
     parts += fresh_line(result, fresh)
     if len(points) == 1:
-        parts += [as_markdown(**points[0]["results"]), _claims(points[0], fresh)]
+        parts += [as_markdown(**points[0]["results"]), _claims(points[0], fresh, *told), _why(path.stem, result)]
         return "\n\n".join(part for part in parts if part)
     methods, chosen = list(points[0]["accuracy"]), result["chosen"] if has_choice(content.get("sweep", ())) else {}
     rows = [[name, *(_cell(point, name, chosen) for point in points)] for name in methods]
     parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
     claims = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[claim, *(_verdict(p["claims"]["rows"][i], p["point"], fresh) for p in points)]
+    verdicts = [[claim, *(_verdict(p["claims"]["rows"][i], p["point"], fresh, *told) for p in points)]
                 for i, claim in enumerate(claims)]  # fmt: skip
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts.append(_claims({"point": "", **result}, fresh))
+    parts += [_claims({"point": "", **result}, fresh, *told), _why(path.stem, result)]
     parts += beside_published(path.stem, points)
     for point in points:
         table = as_markdown(**point["results"])
@@ -97,6 +100,7 @@ def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
+WRONG = "does not hold"
 Claims = dict[tuple[str, str], list[str]]
 """The row of a claim: its text, its number and its verdict; by its point and its text."""
 
@@ -130,22 +134,33 @@ def fresh_line(result: dict[str, Any], fresh: Claims) -> list[str]:
     return [f"On fresh seeds, at which nobody had looked, {same} of {judged} verdicts are the same."]
 
 
-def _verdict(row: list[str], where: str, fresh: Claims) -> str:
+def _why(recipe: str, result: dict[str, Any]) -> str:
+    """A table of the claims that do not hold, with the reason of each."""
+    wrong = {row[0] for row in rows_of(result).values() if row[-1] == WRONG}
+    return as_markdown(
+        ["does not hold", "why"], [[text, why] for text, why in reasons(recipe).items() if text in wrong]
+    )
+
+
+def _verdict(row: list[str], where: str, fresh: Claims, claims: dict[str, Claim], seeds: int) -> str:
     """A verdict with its number, and that of fresh seeds if it differs."""
     other = fresh.get((where, row[0]))
     tail = "" if other is None or other[-1] == row[-1] else f"; fresh seeds: {' '.join(other[:0:-1])}"
-    return " ".join(row[:0:-1]) + tail
+    return " ".join([verdict_of(row, claims, seeds), *row[-2:0:-1]]) + tail
 
 
-def _claims(point: dict[str, Any], fresh: Claims | None = None) -> str:
+def _claims(
+    point: dict[str, Any], fresh: Claims | None = None, told: dict[str, Claim] | None = None, seeds: int = 0
+) -> str:
     """The table of the claims about a point, or about a whole sweep."""
     claims = point.get("claims", {"header": [], "rows": []})
     where, others = point.get("point", ""), fresh or {}
     changed = {row[0]: other for row in claims["rows"]
                if (other := others.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
+    rows = [[*row[:-1], verdict_of(row, told or {}, seeds)] for row in claims["rows"]]
     if not changed:
-        return as_markdown(claims["header"], claims["rows"])
-    rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in claims["rows"]]
+        return as_markdown(claims["header"], rows)
+    rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in rows]
     return as_markdown([*claims["header"], "on fresh seeds"], rows)
 
 

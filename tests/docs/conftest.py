@@ -17,5 +17,5 @@ def of_docs(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     before = set(sys.modules)
     yield import_module
-    for name in {"league", "papers", "kept", "work"} - before:
+    for name in {"league", "papers", "kept", "telling", "work"} - before:
         sys.modules.pop(name, None)

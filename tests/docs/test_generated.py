@@ -18,7 +18,7 @@ def generate(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     before = set(sys.modules)
     yield import_module("generate")
-    for name in {"generate", "keys", "kept", "papers", "work"} - before:
+    for name in {"generate", "keys", "kept", "papers", "telling", "work"} - before:
         sys.modules.pop(name, None)
 
 

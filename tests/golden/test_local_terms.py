@@ -205,7 +205,7 @@ def test_the_gradients_by_features_are_those_of_autograd():
     terms = [Contrastive(0.7, 0.5, Weights({})), Alignment(0.1, 2.0, anchors, classes), Pull(0.3, anchors)]
     for term in terms:
         if isinstance(term, Contrastive):
-            columns = list(zip(*models, strict=True))
+            columns = [(term.turn(near, far),) for near, far in zip(*models, strict=True)]
         else:
             columns = [term.prepare(None, Weights({}), Shard(z[k], y[k], torch.arange(5))) for k in range(2)]
         both = tuple(map(torch.stack, zip(*columns, strict=True)))

@@ -200,7 +200,7 @@ class Features:
 
     def run_single(self) -> Tensor:
         """Compute them for one client."""
-        return torch.cat([z for _, z in self.task.outputs(self.weights, self.x)])
+        return self.task.features(self.weights, self.x)
 
     def run_batched(self, others: Sequence["Features"]) -> Sequence[Tensor]:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""

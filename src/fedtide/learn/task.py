@@ -175,6 +175,17 @@ class Task:
         for rows in parts(max(len(x), 1), steps):
             yield self.run(module, self.inputs(x[rows]))
 
+    def features(self, weights: Weights, x: Tensor) -> Tensor:
+        """Return the features (rows, d) of samples by a branched task, in evaluation mode."""
+        passes = self._passes(x)
+        if passes is not None:
+            self.scratch.load(weights, train=False)
+            with torch.no_grad():
+                features = passes.features(x)
+            if features is not None:
+                return features
+        return torch.cat([features for _, features in self.outputs(weights, x)])
+
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
         return concat_passes(self.outputs(weights, x), len(x))

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
 from fedtide.fields.types import NonNegative, Positive, ingredient
-from fedtide.learn.losses import Columns, Loss, is_stacked, known_part
-from fedtide.learn.task import Task, logits_and_features, refuse_numbers
+from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part
+from fedtide.learn.task import Task, refuse_numbers
 
 # -- gradient terms ----------------------------------------------------------------------------------------------------
 
@@ -333,14 +333,15 @@ class Contrastive:
         previous: the client's last own model.
 
     >>> z, glob, own = (torch.tensor([v]) for v in ([1.0, 0.0], [2.0, 0.0], [0.0, 1.0]))
-    >>> round(Contrastive(1.0, 1.0, Weights({})).each(z, z, torch.tensor([0]), (glob, own)).item(), 4)  # log(1 + 1/e)
+    >>> away = Contrastive.turn(glob, own)
+    >>> round(Contrastive(1.0, 1.0, Weights({})).each(z, z, torch.tensor([0]), (away,)).item(), 4)  # log(1 + 1/e)
     0.3133
     """
 
     mu: float
     tau: float
     previous: Weights
-    columns: ClassVar[int] = 2
+    columns: ClassVar[int] = 1
     passes: ClassVar[int] = 2
     reads_features: ClassVar[bool] = True
 
@@ -350,24 +351,27 @@ class Contrastive:
         return self.mu, self.tau
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return the features by the received and by the last own model, unaugmented and in evaluation mode."""
-        return tuple(logits_and_features(task, weights, shard.x)[1] for weights in (received, self.previous))
+        """Return `turn` of the features by the received and by the last own model, unaugmented, in evaluation mode."""
+        models = received, self.previous
+        return (self.turn(*(task.features(weights, shard.x) for weights in models)),)
+
+    @staticmethod
+    def turn(near: Tensor, far: Tensor) -> Tensor:
+        """Return the difference (rows, d) of unit vectors, whose product with a unit vector is `s_p - s_g`."""
+        return _directed(far.flatten(1))[0] - _directed(near.flatten(1))[0]
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the loss of every row."""
-        now = _require_features(features).flatten(1)
-        near, far = (F.cosine_similarity(now, z.flatten(1)) / self.tau for z in columns)
-        return self.mu * F.softplus(far - near)
+        z, _ = _directed(_require_features(features).flatten(1))
+        return self.mu * F.softplus((z * columns[0]).sum(1) / self.tau)
 
     def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return the loss of every row, and its gradient by the features."""
-        z, length = _directed(features)
-        near, far = (_directed(a)[0] for a in columns)
-        cosines = [(z * a).sum(-1) for a in (near, far)]
-        gap = (cosines[1] - cosines[0]) / self.tau
-        # The gradient of cos(z, a) is (a - cos(z, a) z) / |z|, of unit vectors a and z.
-        slope = (far - near) - (cosines[1] - cosines[0])[..., None] * z
-        return self.mu * F.softplus(gap), slope.mul_((gap.sigmoid() * (self.mu / self.tau))[..., None] / length)
+        (away,), (z, length) = columns, _directed(features)
+        gap = (z * away).sum(-1, keepdim=True)
+        slope = torch.addcmul(away, gap, z, value=-1).div_(length)  # the gradient of the gap
+        gap = gap[..., 0] / self.tau
+        return self.mu * F.softplus(gap), slope.mul_((gap.sigmoid() * (self.mu / self.tau))[..., None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,29 +402,27 @@ class Alignment:
         return self.tau
 
     def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return anchors of length one, their presence, and weights of rows, 0 without an anchor of the class."""
-        n = len(shard)
+        """Return anchors of length one, next to minus infinity where there is none, and weights of rows, 0 there."""
+        n, least = len(shard), torch.finfo(self.anchors.dtype).min / 4
         weight = self.strength * self.classes[shard.y]
         toward, _ = _directed(self.anchors)
-        return toward.expand(n, *toward.shape), self.classes.expand(n, len(self.classes)), weight
+        absent = (self.classes == 0).to(toward.dtype) * least
+        return toward.expand(n, *toward.shape), absent.expand(n, len(absent)), weight
 
     def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
         """Return the loss of every row."""
-        anchors, classes, weight = columns
+        anchors, absent, weight = columns
         cos = F.cosine_similarity(_require_features(features)[:, None], anchors, dim=-1) / self.tau
-        cos = cos.masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4)
-        return weight * F.cross_entropy(cos, y, reduction="none")
+        return weight * F.cross_entropy(cos + absent, y, reduction="none")
 
     def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return the loss of every row, and its gradient by the features."""
-        (toward, classes, weight), (z, length) = columns, _directed(features)
+        (toward, absent, weight), (z, length) = columns, _directed(features)
         toward = toward[..., 0, :, :]  # all rows of a client have the same anchors
-        cos = torch.matmul(z, toward.transpose(-1, -2))
-        logp = F.log_softmax((cos / self.tau).masked_fill(classes == 0, torch.finfo(cos.dtype).min / 4), -1)
-        losses = -weight * logp.gather(-1, y[..., None])[..., 0]
-        by_cos = logp.exp().scatter_add_(-1, y[..., None], -torch.ones_like(logp[..., :1])).mul_(classes != 0)
-        slope = torch.matmul(by_cos, toward).addcmul_((by_cos * cos).sum(-1, keepdim=True), z, value=-1)
-        return losses, slope.mul_((weight / self.tau)[..., None] / length)
+        cos = torch.bmm(z, toward.transpose(1, 2))
+        losses, by_cos = CrossEntropy().graded(torch.add(absent, cos, alpha=1 / self.tau), y, None)
+        slope = torch.bmm(by_cos, toward).addcmul_((by_cos * cos).sum(-1, keepdim=True), z, value=-1)
+        return losses * weight, slope.mul_((weight / self.tau)[..., None] / length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -459,7 +461,7 @@ class Pull:
 
 def _directed(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return vectors (..., d) divided by their lengths (..., 1), and these, of at least 1e-8 as in torch's cosines."""
-    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=1e-8)
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-8)
     return vectors / length, length
 
 

@@ -81,6 +81,14 @@ class ModulePasses:
             self.last, self.gradient = plan, [parts[name] for name in self.names]
         return value, self.gradient
 
+    def features(self, x: Tensor) -> Tensor | None:
+        """Return the features (rows, d) of samples by a network with one branch; None for another one."""
+        if self.feature != "shared" or self.copies:
+            return None
+        for into, param in self.copied:
+            into.copy_(param)
+        return self.stack.run(x[None], "outputs", lambda plan: plan.last_input()[0].clone())
+
     def _logits(self, outputs: Tensor) -> Tensor:
         """Return a view of outputs as the module returns them: (rows, outputs), of branches (K, rows, outputs)."""
         if self.copies:
