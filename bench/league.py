@@ -2,13 +2,14 @@
 
 python bench/league.py [--repeats 9] [--algorithms ditto,moon] [--fleets local,stacked] [--out bench/results.jsonl]
 
-A method should take the time of what its listing says, and nothing more. As in `clusters.py`, the steps of a model are
-a round of FedAvg: with the method's optimizer, and with as many gradients. Steps of the last layer alone are what more
-epochs of them add to such a round. What else a listing has is timed bare, in
-plain loops, in the same turns: a gradient of all rows, passes without gradients over a
-client's rows, and operations on vectors as long as the weights. They are of one client after the other, or of all of
-them in one stack. The network and the clients are those of the multilayer perceptron of `clusters.py`, with two epochs.
-Times are the least processor time of the repeats. Speed is reported, never asserted.
+A method should take the time of what its listing says, and nothing more. As in `clusters.py`, a model that a client
+trains is priced as a round of FedAvg: with the method's optimizer, and with as many gradients. So what a round costs
+beside its steps is counted once for each model. Steps of the last layer alone are what more epochs of them add to such
+a round. What else a listing has is timed bare, in plain loops, in the same turns: a gradient of all rows, passes
+without gradients over a client's rows, operations on vectors as long as the weights, and what a server computes beyond
+sums. The loops are of one client after the other, or of all of them in one stack. The network and the clients are those
+of the multilayer perceptron of `clusters.py`, with two epochs. Times are the least processor time of the repeats; from
+process to process some differ by a quarter. Speed is reported, never asserted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedtide.algorithms.fedccfa import merge
 from fedtide.algorithms.fedpac import mix_shares
 from fedtide.cohorts import Everyone
 from fedtide.config import Experiment, from_dict
-from fedtide.core.base import Moment
+from fedtide.core.base import Moment, Shard
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import Host, LocalEngine, threads
@@ -169,15 +170,15 @@ def experiment(algorithms: list[str]) -> Experiment:
 def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any]]:
     """Each piece once for each client, in a plain loop or in one stack."""
     shards = [host.population.shard(client, Moment(0, ENDLESS)) for client in host.population.clients.tolist()]
-    weights, loss = task.init(Rng(SEED)), task.loss
-    totals = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in weights.params.values()]
+    leaves = list(task.init(Rng(SEED)).params.values())
+    totals = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
 
-    def pull(count: int, shapes: list[torch.Size]) -> Callable[[], Any]:
+    def pull(shapes: list[torch.Size]) -> Callable[[], Any]:
         shape = (CLIENTS,) if stacked else ()
         now, received, gradient = ([torch.ones(*shape, *leaf) for leaf in shapes] for _ in "abc")
 
         def act() -> None:
-            for _ in range(count):
+            for _ in range(1 if stacked else CLIENTS):
                 change = torch._foreach_sub(now, received)
                 torch._foreach_mul_(change, 0.5)
                 torch._foreach_add_(gradient, change)
@@ -186,50 +187,39 @@ def bare(task: Task, host: Host, *, stacked: bool) -> dict[str, Callable[[], Any
 
     def summed() -> None:
         for _ in range(CLIENTS):
-            torch._foreach_add_(totals, list(weights.params.values()), alpha=0.5)
+            torch._foreach_add_(totals, leaves, alpha=0.5)
 
-    def single(of: Task, rows: int) -> Callable[[], Any]:
-        prepared = [(of.inputs(shard.x[:rows]), shard.y[:rows], *loss.prepare(shard)) for shard in shards]
+    wide = [leaf for leaf in leaves if leaf.dim() > 1][-1].shape[1]
+    return {
+        "pulls": pull([leaf.shape for leaf in leaves]),
+        "feature pulls": pull([torch.Size([BATCH, wide])]),
+        "sums": summed,
+        **(stacked_passes if stacked else single_passes)(task, shards),
+    }
 
-        def act() -> None:
-            for x, y, shared, columns in prepared:
-                _, gradient = of.differentiate(loss, x, y, shared, columns)
-                torch._foreach_add_(of.scratch.values, gradient, alpha=-0.01)
 
-        return act
-
-    def side_by_side(of: Task, rows: int) -> tuple[LayerStack, list[Any], list[Any], Any]:
-        few = [shard.pick(slice(0, rows)) for shard in shards]
-        start = of.scratch.weights
-        stack = make_stack(Train(of, LocalTrainer(), start, few[0], Moment(0, ENDLESS), Rng(0)))
-        assert isinstance(stack, LayerStack)
-        params, others = stack.load(stack.starts([start] * len(few)))
-        shared = loss.stacked([loss.prepare(shard)[0] for shard in few])
-        x, y = torch.stack([of.inputs(shard.x) for shard in few]), torch.stack([shard.y for shard in few])
-        return stack, params, others, (x, y, torch.full(y.shape, 1 / rows), None, shared)
-
-    def stack_steps(of: Task, rows: int) -> Callable[[], Any]:
-        stack, params, others, batch = side_by_side(of, rows)
-        return lambda: stack.gradient(params, others, *batch, rate=0.01)
+def single_passes(task: Task, shards: list[Shard]) -> dict[str, Callable[[], Any]]:
+    """A gradient and a pass of all rows of each client, one client after the other."""
+    prepared = [(task.inputs(shard.x), shard.y, *task.loss.prepare(shard)) for shard in shards]
 
     @torch.no_grad()
     def passes() -> None:
-        for shard in shards:
-            task.scratch.module(shard.x)
+        for x, *_ in prepared:
+            task.scratch.module(x)
 
-    made = stack_steps if stacked else single
-    times = 1 if stacked else CLIENTS
-    wide = [leaf for leaf in weights.params.values() if leaf.dim() > 1][-1].shape[1]
-    pieces = {
-        "whole": made(task, ROWS),
-        "pulls": pull(times, [leaf.shape for leaf in weights.params.values()]),
-        "feature pulls": pull(times, [torch.Size([BATCH, wide])]),
-        "sums": summed,
-    }
-    if not stacked:
-        return pieces | {"passes": passes}
-    stack, _, _, batch = side_by_side(task, ROWS)
-    return pieces | {"passes": lambda: stack.outputs(batch[0])}
+    return {"whole": lambda: [task.differentiate(task.loss, *rows) for rows in prepared], "passes": passes}
+
+
+def stacked_passes(task: Task, shards: list[Shard]) -> dict[str, Callable[[], Any]]:
+    """The same of all clients in one stack."""
+    start, loss = task.scratch.weights, task.loss
+    stack = make_stack(Train(task, LocalTrainer(), start, shards[0], Moment(0, ENDLESS), Rng(0)))
+    assert isinstance(stack, LayerStack)
+    params, others = stack.load(stack.starts([start] * len(shards)))
+    shared = loss.stacked([loss.prepare(shard)[0] for shard in shards])
+    x, y = torch.stack([task.inputs(shard.x) for shard in shards]), torch.stack([shard.y for shard in shards])
+    batch = x, y, torch.full(y.shape, 1 / ROWS), None, shared
+    return {"whole": lambda: stack.gradient(params, others, *batch), "passes": lambda: stack.outputs(x)}
 
 
 def least(act: Callable[[], Any], seconds: float) -> float:
@@ -242,7 +232,7 @@ def least(act: Callable[[], Any], seconds: float) -> float:
 
 
 def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, Any]]:
-    """A line for FedAvg and each method; all take turns."""
+    """A line for each method; all take turns."""
     parsed = experiment(algorithms)
     hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
     task = task_of(parsed, parsed.method[0], hosts["rounds"].population.rows)
@@ -254,6 +244,7 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
             hosts[f"{piece} {epochs}"] = replace(hosts["rounds"], algorithm=algorithm)
     acts = bare(task, hosts["rounds"], stacked=fleet == "stacked")
     acts |= {key: player(host, FLEETS[fleet]) for key, host in hosts.items()}
+    acts |= {f"{name}'s server": act for name, act in SERVERS.items() if name in algorithms}
     taken = dict.fromkeys(acts, float("inf"))
     with threads(1):
         for act in acts.values():
@@ -269,9 +260,7 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
     for name in algorithms:
         adds = ALGORITHMS.get(name, Adds())
         counts = {piece: getattr(adds, piece) for piece in PIECES}
-        if name in SERVERS:
-            taken[name + " server"] = min(least(SERVERS[name], float("inf")) for _ in range(repeats))
-        arithmetic = taken.get(name + " server", 0.0) + sum(count * taken[piece] for piece, count in counts.items())
+        arithmetic = taken.get(f"{name}'s server", 0.0) + sum(count * taken[piece] for piece, count in counts.items())
         lines.append(
             {
                 "algorithm": name,

@@ -55,19 +55,23 @@ def recipe(path: Path) -> str:
         f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}, {result['made']}. {result['note']}".strip(),
     ]
     points, fresh = result["points"], read_fresh(path.stem)
-    told = claims_of(content), result["seeds"]
+    claims, seeds = claims_of(content), result["seeds"]
     parts += fresh_line(result, fresh)
     if len(points) == 1:
-        parts += [as_markdown(**points[0]["results"]), _claims(points[0], fresh, *told), _why(path.stem, result)]
+        parts += [
+            as_markdown(**points[0]["results"]),
+            _claims(points[0], fresh, claims, seeds),
+            _why(path.stem, result),
+        ]
         return "\n\n".join(part for part in parts if part)
     methods, chosen = list(points[0]["accuracy"]), result["chosen"] if has_choice(content.get("sweep", ())) else {}
     rows = [[name, *(_cell(point, name, chosen) for point in points)] for name in methods]
     parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
-    claims = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[claim, *(_verdict(p["claims"]["rows"][i], p["point"], fresh, *told) for p in points)]
-                for i, claim in enumerate(claims)]  # fmt: skip
+    texts = [row[0] for row in points[0]["claims"]["rows"]]
+    verdicts = [[text, *(_verdict(p["claims"]["rows"][i], p["point"], fresh, claims, seeds) for p in points)]
+                for i, text in enumerate(texts)]  # fmt: skip
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts += [_claims({"point": "", **result}, fresh, *told), _why(path.stem, result)]
+    parts += [_claims({"point": "", **result}, fresh, claims, seeds), _why(path.stem, result)]
     parts += beside_published(path.stem, points)
     for point in points:
         table = as_markdown(**point["results"])
@@ -150,18 +154,18 @@ def _verdict(row: list[str], where: str, fresh: Claims, claims: dict[str, Claim]
 
 
 def _claims(
-    point: dict[str, Any], fresh: Claims | None = None, told: dict[str, Claim] | None = None, seeds: int = 0
+    point: dict[str, Any], fresh: Claims | None = None, claims: dict[str, Claim] | None = None, seeds: int = 0
 ) -> str:
     """The table of the claims about a point, or about a whole sweep."""
-    claims = point.get("claims", {"header": [], "rows": []})
+    table = point.get("claims", {"header": [], "rows": []})
     where, others = point.get("point", ""), fresh or {}
-    changed = {row[0]: other for row in claims["rows"]
+    changed = {row[0]: other for row in table["rows"]
                if (other := others.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
-    rows = [[*row[:-1], verdict_of(row, told or {}, seeds)] for row in claims["rows"]]
+    rows = [[*row[:-1], verdict_of(row, claims or {}, seeds)] for row in table["rows"]]
     if not changed:
-        return as_markdown(claims["header"], rows)
+        return as_markdown(table["header"], rows)
     rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in rows]
-    return as_markdown([*claims["header"], "on fresh seeds"], rows)
+    return as_markdown([*table["header"], "on fresh seeds"], rows)
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:

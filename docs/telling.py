@@ -1,4 +1,4 @@
-"""What it would take to see a claim that was not seen, and why another one does not hold (docs/why.toml)."""
+"""Seeds that would decide an open claim, and why another one does not hold (docs/why.toml)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtide.config import Claim
 from fedtide.evaluate.metrics import CONFIDENCE
 
 DOCS = Path(__file__).parent
-FOUND = re.compile(r"([+-]?[\d.]+) ± ([\d.]+) ?(points|%|)(?:$|[ ;])")
+NUMBER = re.compile(r"([+-]?[\d.]+) ± ([\d.]+) ?(points|%|)(?:$|[ ;])")
 """A mean and its standard error, with their unit."""
 MOST = 100
 """More seeds than anybody would play."""
@@ -22,7 +22,7 @@ OPEN = "not seen", "too few seeds"
 """Verdicts that more seeds may change."""
 
 
-def seeds_that_tell(claim: Claim, found: str, seeds: int) -> int | None:
+def seeds_that_tell(claim: Claim, number: str, seeds: int) -> int | None:
     """Compute how many seeds of this mean and spread would decide an open claim, as the report does; None if unknown.
 
     The 95 % confidence interval by Student's t has to leave out the bound. Numbers are rounded, so this is about right.
@@ -31,7 +31,7 @@ def seeds_that_tell(claim: Claim, found: str, seeds: int) -> int | None:
     >>> seeds_that_tell(claim, "+1.2 ± 0.6 points", 5), seeds_that_tell(claim, "+0.1 ± 0.6 points", 5)
     (8, 101)
     """
-    match = FOUND.match(found)
+    match = NUMBER.match(number)
     if match is None:
         return None
     scale = 100.0 if match[3] else 1.0
@@ -62,5 +62,5 @@ def claims_of(recipe: dict[str, Any]) -> dict[str, Claim]:
 
 def reasons(recipe: str) -> dict[str, str]:
     """Return why claims of a recipe do not hold, by their text."""
-    found: dict[str, str] = tomllib.loads((DOCS / "why.toml").read_text(encoding="utf-8")).get(recipe, {})
-    return found
+    sentences: dict[str, dict[str, str]] = tomllib.loads((DOCS / "why.toml").read_text(encoding="utf-8"))
+    return sentences.get(recipe, {})

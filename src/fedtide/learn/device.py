@@ -156,19 +156,33 @@ def to_float32(output: Any) -> Any:
 # -- the module --------------------------------------------------------------------------------------------------------
 
 
+def safe_in_channels_last(module: nn.Module) -> bool:
+    """Tell whether torch's convolutions of a module stay within their memory in this memory format.
+
+    With AVX2 the gradient of a 1 x 1 convolution with a stride and fewer than 8 input channels is written past its end
+    (https://github.com/uxlfoundation/oneDNN/issues/6035): a wrong gradient, a crash, or no end.
+
+    >>> safe_in_channels_last(nn.Conv2d(4, 8, 1, stride=2)), safe_in_channels_last(nn.Conv2d(8, 8, 1, stride=2))
+    (False, True)
+    """
+    convolutions = (m for m in module.modules() if isinstance(m, nn.Conv2d))
+    return not any(max(m.kernel_size) == 1 < max(m.stride) and m.in_channels < 8 for m in convolutions)
+
+
 class Scratch:
     """A module whose parameters are overwritten again and again.
 
     Args:
         module: a fresh one.
         dtype: its number type.
-        channels_last: memory format of 4-D parameters.
+        channels_last: keep 4-D parameters in that memory format, but for a module that is not `safe_in_channels_last`.
         device: device of its computation.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool, device: str = CPU) -> None:
         self.module, self.dtype, self.device = module.to(device, dtype), dtype, device
-        if channels_last:
+        self.channels_last = channels_last and safe_in_channels_last(module)
+        if self.channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers, and

@@ -17,7 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, WeightsFile, Whole, ingredient
 from fedtide.learn.device import to_cpu
 from fedtide.learn.layers import resolve_layer
-from fedtide.learn.task import Task, join_models, logits_and_features, width, with_branches
+from fedtide.learn.task import Task, join_models, width, with_branches
 
 __all__ = [
     "PCA",
@@ -126,7 +126,7 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
 
     def extract(model: Weights, x: Tensor) -> Tensor:
-        return logits_and_features(one, join_models([model], layer), x)[1].double()
+        return one.features(join_models([model], layer), x).double()
 
     return extract
 

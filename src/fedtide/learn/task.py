@@ -38,7 +38,7 @@ class Task:
         loss: the loss that local training minimizes: a `fedtide.learn.losses.Loss`, or a function of (outputs, labels)
             such as `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: number type of parameters and activations.
-        channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
+        channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions), if it is safe.
         example: any sample (1, ...), for algorithms that need the width of the model's features.
         public: (samples, ...) features that clients and server share, as the model sees them; None if there are none.
         begin: initial weights of the model; None draws them. Networks of another kind for the same samples, such as
@@ -142,7 +142,7 @@ class Task:
         """Convert samples to the task's number type and memory format."""
         if x.is_floating_point() and x.dtype != self.dtype:
             x = x.to(self.dtype)
-        if self.channels_last and x.dim() == 4:
+        if self.channels_last and x.dim() == 4 and self.scratch.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
@@ -510,7 +510,7 @@ def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
     Raises:
         FedtideError: the task has no example sample, or its features are not vectors.
     """
-    shape = tuple(logits_and_features(task, weights, example_of(task, "features"))[1].shape[1:])
+    shape = tuple(task.features(weights, example_of(task, "features")).shape[1:])
     if len(shape) != 1:
         raise refused(f"{key}: shape of its features", shape, "a layer that takes vectors, such as 'head'")
     return shape[0]

@@ -91,6 +91,17 @@ def test_channels_last_gives_the_same_numbers_to_tolerance():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_a_module_that_is_not_safe_in_channels_last_keeps_the_usual_format():
+    """Its gradient is right in either format; torch's own would be written past its end."""
+    build = lambda: nn.Sequential(nn.Conv2d(2, 3, 1, stride=2), nn.Flatten(), nn.Linear(48, 4))  # noqa: E731
+    plain, asked = (Task(build, channels_last=c) for c in (False, True))
+    x, weights = torch.rand(6, 2, 8, 8), plain.init(Rng(0))
+    assert not asked.scratch.channels_last
+    assert asked.inputs(x).is_contiguous()
+    shard = Shard(x, torch.arange(6) % 4, torch.arange(6))
+    assert same(*(t.gradient(weights, shard)[0] for t in (plain, asked)))
+
+
 # -- buffers -----------------------------------------------------------------------------------------------------------
 
 

@@ -459,7 +459,7 @@ def test_the_first_weights_of_the_periodic_shift_network_are_the_authors():
 
 @pytest.mark.parametrize(
     "model",
-    [ResNet18(), pytest.param(ResNet18(form="cifar", norm="mixed"), marks=pytest.mark.thorough), ResNet8(width=4)],
+    [ResNet18(), pytest.param(ResNet18(form="cifar", norm="mixed"), marks=pytest.mark.thorough), ResNet8()],
     ids=repr,
 )
 def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
