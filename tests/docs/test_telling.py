@@ -16,8 +16,6 @@ from fedtide.evaluate.metrics import Measure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BETTER = Claim(text="A is better", method="A", versus="B")
-WAITS = {"wsm-norms"}
-"""Recipes whose reasons are not known yet."""
 
 
 @pytest.fixture(scope="module")
@@ -71,5 +69,5 @@ def test_every_claim_that_does_not_hold_has_a_reason_and_no_other(telling):
         result = json.loads(kept.read_text(encoding="utf-8"))
         tables = [part.get("claims", {"rows": []}) for part in [*result["points"], result]]
         wrong = {row[0] for table in tables for row in table["rows"] if row[-1] == "does not hold"}
-        assert kept.stem in WAITS or set(reasons.pop(kept.stem, {})) == wrong, kept.stem
+        assert set(reasons.pop(kept.stem, {})) == wrong, kept.stem
     assert not reasons

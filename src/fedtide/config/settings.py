@@ -43,7 +43,8 @@ class Processes:
     Args:
         workers: processes among which several runs are divided, or the clients of one with `workers` and `ray`. None
             means the machine's cores, or the CPUs of the Ray cluster.
-        channels_last: keep convolutions in the memory format channels_last, which is faster on many processors.
+        channels_last: keep convolutions in the memory format channels_last, which is faster on many processors. A model
+            for which torch has a fault in it keeps the usual one.
         device: device that models compute on: "cuda", or "auto" for a GPU if there is one. Weights and sums stay on the
             CPU. Another device gives other last bits.
     """
