@@ -4,19 +4,20 @@ python bench/league.py [--repeats 9] [--algorithms ditto,moon] [--fleets local,s
 
 A method should take the time of what its listing says, and nothing more. As in `clusters.py`, a model that a client
 trains is priced as a round of FedAvg: with the method's optimizer, and with as many gradients. So what a round costs
-beside its steps is counted once for each model. Steps of the last layer alone are what more epochs of them add to such
-a round. What else a listing has is timed bare, in plain loops, in the same turns: a gradient of all rows, passes
-without gradients over a client's rows, operations on vectors as long as the weights, and what a server computes beyond
-sums. The loops are of one client after the other, or of all of them in one stack. The network and the clients are those
-of the multilayer perceptron of `clusters.py`, with two epochs. Times are the least processor time of the repeats; from
-process to process some differ by a quarter. Speed is reported, never asserted.
+beside its steps is counted once for each model. A head that a client trains by itself is priced as a round of FedAvg
+that trains the last layer alone. Further steps of a head are what more epochs add to such a round. What else a listing
+has is timed bare, in plain loops, in the same turns: a gradient of all rows, passes without gradients over a client's
+rows, operations on vectors as long as the weights, and what a server computes beyond sums. The loops are of one client
+after the other, or of all of them in one stack. The network and the clients are those of the multilayer perceptron of
+`clusters.py`, with two epochs. Times are the least processor time of the repeats; from process to process some differ
+by a quarter. Speed is reported, never asserted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -59,8 +60,10 @@ class Adds:
         rounds: rounds of FedAvg, one for each model that a client trains with all its steps.
         decayed: those with momentum and weight decay.
         halves: those with half the batch, and so twice as many gradients.
-        heads: gradients of a batch by the last layer alone, each with a step along it.
+        heads: rounds of FedAvg of the last layer alone, of one epoch.
         decayed_heads: those with momentum and weight decay.
+        head_steps: further gradients of a batch by the last layer alone, each with a step along it.
+        decayed_head_steps: those with momentum and weight decay.
         whole: gradients of all rows.
         passes: passes without gradients over all rows.
         vectors: operations on vectors as long as the weights, each a third of a pull.
@@ -74,6 +77,8 @@ class Adds:
     halves: int = 0
     heads: int = 0
     decayed_heads: int = 0
+    head_steps: int = 0
+    decayed_head_steps: int = 0
     whole: int = 0
     passes: int = 0
     vectors: int = 0
@@ -88,9 +93,9 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "halves": {"batch_size": BATCH // 2},
 }
 """Local training of each kind of round of FedAvg."""
-HEADS = 2, 6
-"""Epochs of the last layer alone, of two rounds that are compared."""
-PIECES = ("rounds", "decayed", "halves", "heads", "decayed_heads", "whole", "passes", "vectors", "features", "sums")
+MORE = 5
+"""Epochs of a round that prices further steps of a head."""
+PIECES = tuple(field.name for field in fields(Adds) if field.name != "options")
 PULL = 3
 """Vector operations of a pull at a step: a difference, its multiple, and their sum with the gradient."""
 DISTANCE = 3
@@ -101,16 +106,16 @@ ALGORITHMS = {
     "fedper": Adds(),
     "lg-fedavg": Adds(),
     "fedbn": Adds(options={"home": ["head"]}),
-    "fedrep": Adds(heads=STEPS, options={"head_epochs": 2}),
+    "fedrep": Adds(heads=1, head_steps=STEPS // 2, options={"head_epochs": 2}),
     "fedbabu": Adds(),
-    "fedrod": Adds(heads=STEPS),
+    "fedrod": Adds(head_steps=STEPS),
     "ditto": Adds(rounds=2, vectors=PULL * STEPS),
     "apfl": Adds(rounds=2, vectors=4 * STEPS),
     "pfedme": Adds(rounds=5, vectors=5 * PULL * STEPS + 3 * STEPS),
     "per-fedavg": Adds(rounds=0, halves=1, vectors=STEPS),
-    "fedala": Adds(heads=STEPS // 2, vectors=STEPS),
+    "fedala": Adds(head_steps=STEPS // 2, vectors=STEPS),
     "knn-per": Adds(),
-    "fedpac": Adds(decayed_heads=STEPS // 2, passes=2, rounds=0, decayed=1, features=(PULL + 2) * STEPS),
+    "fedpac": Adds(decayed_heads=1, passes=2, rounds=0, decayed=1, features=(PULL + 2) * STEPS),
     "fesem": Adds(vectors=4 * DISTANCE + 1, options={"clusters": 4}),
     "fednova": Adds(vectors=1),
     "feddyn": Adds(vectors=(PULL + 1) * STEPS + 2),
@@ -122,7 +127,8 @@ ALGORITHMS = {
     "feroma": Adds(passes=1, vectors=CLIENTS),  # its model is a mix of those of all
     "flux-like": Adds(passes=1),
     "fedccfa": Adds(
-        decayed_heads=STEPS // 2 + 10,
+        decayed_heads=2,  # the head, and the balanced one
+        decayed_head_steps=5,
         passes=1,
         rounds=0,
         decayed=1,
@@ -237,11 +243,11 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
     hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
     task = task_of(parsed, parsed.method[0], hosts["rounds"].population.rows)
     last = freeze_layers(task, match_layers(task, (TRUNK,), "layers"))
-    for epochs in HEADS:
+    for epochs in (1, MORE):
         for piece, kind in (("heads", "rounds"), ("decayed_heads", "decayed")):
             local = LocalTrainer(lr=0.2, epochs=epochs, **ROUNDS[kind])
             algorithm = fedavg(last, local, cohort=Everyone())
-            hosts[f"{piece} {epochs}"] = replace(hosts["rounds"], algorithm=algorithm)
+            hosts[piece if epochs == 1 else f"{piece} {epochs}"] = replace(hosts["rounds"], algorithm=algorithm)
     acts = bare(task, hosts["rounds"], stacked=fleet == "stacked")
     acts |= {key: player(host, FLEETS[fleet]) for key, host in hosts.items()}
     acts |= {f"{name}'s server": act for name, act in SERVERS.items() if name in algorithms}
@@ -252,9 +258,8 @@ def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, 
                 act()
         for _ in range(repeats):
             taken = {key: least(act, taken[key]) for key, act in acts.items()}
-    few, many = HEADS
-    for piece in ("heads", "decayed_heads"):
-        taken[piece] = (taken[f"{piece} {many}"] - taken[f"{piece} {few}"]) / (STEPS * (many - few) / 2)
+    for steps, piece in (("head_steps", "heads"), ("decayed_head_steps", "decayed_heads")):
+        taken[steps] = (taken[f"{piece} {MORE}"] - taken[piece]) / (STEPS * (MORE - 1) / 2)
     taken["vectors"], taken["features"] = taken["pulls"] / PULL, taken["feature pulls"] / PULL
     lines = []
     for name in algorithms:

@@ -96,8 +96,8 @@ def fedcurv(
         w, others, number = payload.weights, payload.sums.parts, payload.sums.number
         if memory is not None and memory["number"] == number:  # its own part is in the sums
             others = sub(others, memory["parts"])
-        fisher, pulled = ([others[part][name] for name in task.scratch.names] for part in ("fisher", "pulled"))
-        fitted = yield Train(task, local, w, shard, moment, rng, Curvature(lam, fisher, pulled))
+        curvature = Curvature(scaled(others["fisher"], 2 * lam), scaled(others["pulled"], -2 * lam))
+        fitted = yield Train(task, local, w, shard, moment, rng, curvature)
         if not fitted.steps:
             return None
         delta, after = fitted.delta, fitted.weights
@@ -106,6 +106,9 @@ def fedcurv(
         next_memory = {"parts": parts, "number": number + 1}
         sums = {name: Weighted(part) for name, part in parts.items()}
         return answer_update(delta, fitted.loss, shard, weighting, next_memory, **sums)
+
+    def scaled(part: dict[str, Tensor], factor: float) -> list[Tensor]:
+        return list(torch._foreach_mul(task.to_device(tuple(part[name] for name in task.scratch.names)), factor))
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:
         # Sums are in float64, and clients compute in the type of the weights.

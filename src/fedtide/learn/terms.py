@@ -163,57 +163,51 @@ class StackedCorrection:
 
 @dataclass(frozen=True)
 class Curvature:
-    """The gradient of lam * sum_j (v - w_j)^T F_j (v - w_j), of sums over others (Shoham et al. 2019, FedCurv).
+    """The gradient F v + b of a quadratic with a diagonal F (Shoham et al. 2019, FedCurv).
 
     Args:
-        lam: strength.
-        fisher: sum of the diagonals F_j.
-        pulled: sum of F_j w_j.
+        fisher: F.
+        offset: b.
 
-    >>> Curvature(0.5, [torch.tensor([2.0])], [torch.tensor([4.0])])([torch.tensor([3.0])], [])
+    >>> Curvature([torch.tensor([2.0])], [torch.tensor([-4.0])])([torch.tensor([3.0])], [])
     [tensor([2.])]
     """
 
-    lam: float
     fisher: list[Tensor] = field(repr=False)
-    pulled: list[Tensor] = field(repr=False)
+    offset: list[Tensor] = field(repr=False)
 
     @property
-    def alike(self) -> float:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.lam
+    def alike(self) -> bool:
+        """Return True, as any such terms can be stacked."""
+        return True
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return 2 lam (F v - F w)."""
-        fisher, pulled = ([leaf.to(now[0].device) for leaf in part] for part in (self.fisher, self.pulled))
-        pull = list(torch._foreach_addcmul(pulled, fisher, now, value=-1))
-        torch._foreach_mul_(pull, -2 * self.lam)
-        return pull
+        """Return F v + b."""
+        return list(torch._foreach_addcmul(self.offset, self.fisher, now))
 
     def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "StackedCurvature":
-        """Return the term of several clients that are trained at once, which have the same `lam`."""
-        fisher, pulled = (_side_by_side([layout(part) for part in parts]) for parts in (
-            [term.fisher for term in terms], [term.pulled for term in terms],
+        """Return the term of several clients that are trained at once."""
+        fisher, offset = (_side_by_side([layout(part) for part in parts]) for parts in (
+            [term.fisher for term in terms], [term.offset for term in terms],
         ))  # fmt: skip
-        return StackedCurvature(self.lam, fisher, pulled)
+        return StackedCurvature(fisher, offset)
 
 
 @dataclass(frozen=True)
 class StackedCurvature:
-    """The pulls of several clients, with sums (clients, ...).
+    """The gradients of several clients, with F and b of each (clients, ...).
 
-    >>> fisher, pulled = torch.tensor([[2.0], [9.0]]), torch.tensor([[4.0], [9.0]])
-    >>> StackedCurvature(0.5, [fisher], [pulled])([torch.tensor([[3.0]])], [])
+    >>> fisher, offset = torch.tensor([[2.0], [9.0]]), torch.tensor([[-4.0], [-9.0]])
+    >>> StackedCurvature([fisher], [offset])([torch.tensor([[3.0]])], [])
     [tensor([[2.]])]
     """
 
-    lam: float
     fisher: list[Tensor]
-    pulled: list[Tensor]
+    offset: list[Tensor]
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the pulls of the clients that take the step, which come first."""
-        return Curvature(self.lam, _cut(self.fisher, now), _cut(self.pulled, now))(now, received)
+        """Return the gradients of the clients that take the step, which come first."""
+        return Curvature(_cut(self.fisher, now), _cut(self.offset, now))(now, received)
 
 
 def _cut(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
