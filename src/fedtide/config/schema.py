@@ -38,6 +38,7 @@ from fedtide.fields.types import (
 )
 from fedtide.fields.user_code import Python, imported
 from fedtide.fleets.devices import Devices, Steady
+from fedtide.fleets.liars import Liars
 from fedtide.learn.losses import WSM, CrossEntropy, FedLC, Masked
 from fedtide.learn.target import CLASSES
 from fedtide.models import Model, SmallCNN
@@ -355,6 +356,7 @@ class Experiment(Strict):
         shift: changes with time.
         model: the network.
         devices: time that clients take on the simulated clock; None means a second a round.
+        liars: clients that lie about their training; None means that all are honest.
         fleet: runs the clients' work.
         wire: how sums pass from clients to the server; None adds them in floating point, as they are sent.
         forgetting: rounds at which local client forgetting is measured; None means at none.
@@ -389,6 +391,7 @@ class Experiment(Strict):
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
     devices: Annotated[Devices, Spelled] | None = None
+    liars: Liars | None = None
     fleet: FleetSettings = Local()
     wire: WireSettings | None = None
     forgetting: Forgetting | None = None

@@ -14,7 +14,7 @@ from fedtide.config.writing import resolved
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.draw.prose import slug
 
-WORLDS = {"data", "shift", "devices", "wire"}
+WORLDS = {"data", "shift", "devices", "liars", "wire"}
 """Parts of keys that change what methods meet, so that no point of their sweep is better than others."""
 MOST = 1000
 """Points of a sweep: each has a configuration, a folder and figures of its own."""

@@ -36,6 +36,7 @@ from fedtide.fields.types import WEIGHTS, IsFile
 from fedtide.fields.user_code import build_part, call, called_itself, imported
 from fedtide.fleets.devices import Clock
 from fedtide.fleets.engines import Host
+from fedtide.fleets.liars import with_liars
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import question_cost
 from fedtide.learn.module_check import Embeddings, check_module
@@ -306,6 +307,8 @@ def built(
     if population.device != task.device:
         population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
+    if experiment.liars is not None:
+        algorithm = with_liars(algorithm, experiment.liars)
     cohort = cohort_of(method)
     size = None if cohort is None else cohort.clients_per_round
     if size is not None and size > population.registered:

@@ -22,16 +22,17 @@ from fedtide.transforms.at_home import AtHome, at_home
 from fedtide.transforms.on_need import OnNeed, on_need
 from fedtide.transforms.personalized import Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled
+from fedtide.transforms.robust import Robust, robust
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
 
 __all__ = [
-    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Shared",
-    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "shared",
+    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared",
+    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared",
 ]  # fmt: skip
 
 
-Whole = Annotated[Anchored | AtHome | OnNeed | Pooled | Shared | Personalized, Field(discriminator="kind")]
+Whole = Annotated[Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Personalized, Field(discriminator="kind")]
 KINDS = kinds_of(Whole)
 
 

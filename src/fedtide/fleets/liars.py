@@ -1,0 +1,238 @@
+"""Liars: clients that send what they like in place of what they trained, for simulations.
+
+| attack | what a liar sends in place of its update `d` |
+| --- | --- |
+| `sign-flip` | `-factor * d` |
+| `scaling` | `factor * d` |
+| `label-flip` | its update after training on labels `classes - 1 - y` |
+| `little-is-enough` | `m - z * s` (Baruch, Baruch, Goldberg, NeurIPS 2019) |
+| `inner-product` | `-factor * m` (Xie, Koyejo, Gupta, UAI 2019) |
+
+m and s are mean and deviation of the honest updates of all liars of the round, which know each other.
+
+Choices:
+    - ours: each client is a liar with probability `share`, for a whole run. So their number is about that share.
+    - ours: liars lie about updates of models in training. Counts, losses, weights and other questions are honest.
+    - ours: what a liar keeps, and how it is evaluated, is that of its honest training. But "label-flip" trains and
+      keeps the flipped one.
+    - ours: deviations are those of a population. With one liar it is zero.
+    - ours: what liars tell each other is in the bytes of a round, and takes no time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Facts,
+    Memory,
+    Moment,
+    Payload,
+    Reply,
+    Shard,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+    mean,
+)
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.weights import mul
+from fedtide.fields.types import Fraction, Positive, Spelled, ingredient
+from fedtide.learn.steps import Steps, Stepwise
+from fedtide.learn.task import classes_of, refuse_numbers
+from fedtide.transforms.transform import Through, stepwise
+
+PLAN = "plan"
+"""The question by which liars tell each other their honest updates."""
+
+
+@ingredient
+class SignFlip:
+    """A liar sends its update with the other sign.
+
+    Args:
+        factor: length of what it sends, in lengths of its update.
+    """
+
+    factor: Positive = 1.0
+    kind: Literal["sign-flip"] = "sign-flip"
+
+    def lie(self, update: Weights) -> Weights:
+        """Return what is sent in place of an update."""
+        return mul(update, -self.factor)
+
+
+@ingredient
+class Scaling:
+    """A liar sends a multiple of its update.
+
+    Args:
+        factor: the multiple.
+    """
+
+    factor: Positive = 10.0
+    kind: Literal["scaling"] = "scaling"
+
+    def lie(self, update: Weights) -> Weights:
+        """Return what is sent in place of an update."""
+        return mul(update, self.factor)
+
+
+@ingredient
+class LabelFlip:
+    """A liar trains on wrong labels: the last class in place of the first, and so on."""
+
+    kind: Literal["label-flip"] = "label-flip"
+
+
+@ingredient
+class LittleIsEnough:
+    """Liars send the mean of their updates, less a multiple of the deviation: not far off, and all alike.
+
+    Args:
+        z: the multiple.
+    """
+
+    z: Positive = 1.5
+    kind: Literal["little-is-enough"] = "little-is-enough"
+
+    def lie(self, update: Weights, updates: Sum, squares: Sum) -> Weights:
+        """Return what is sent in place of an update."""
+
+        def less(own: Tensor, m: Tensor, square: Tensor) -> Tensor:
+            deviation = (square - m.square()).clamp(min=0).sqrt()
+            return (m - self.z * deviation).to(own.dtype)
+
+        return map_leaves(less, update, mean(updates), mean(squares))
+
+
+@ingredient
+class InnerProduct:
+    """Liars send the mean of their updates with the other sign.
+
+    Args:
+        factor: its multiple.
+    """
+
+    factor: Positive = 0.5
+    kind: Literal["inner-product"] = "inner-product"
+
+    def lie(self, update: Weights, updates: Sum, squares: Sum) -> Weights:
+        """Return what is sent in place of an update."""
+        return map_leaves(lambda own, m: (-self.factor * m).to(own.dtype), update, mean(updates))
+
+
+Attack = Annotated[SignFlip | Scaling | LabelFlip | LittleIsEnough | InnerProduct, Field(discriminator="kind"), Spelled]
+
+
+@ingredient
+class Liars:
+    """Clients that lie about their training, in a simulation.
+
+    Args:
+        share: of the clients, each drawn independently.
+        attack: what they send: "sign-flip", "scaling", "label-flip", "little-is-enough" or "inner-product".
+    """
+
+    share: Fraction = 0.2
+    attack: Attack = SignFlip()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What participants receive: the payload, and sums of the honest updates of liars, and of their squares."""
+
+    payload: Payload
+    updates: Tree = None
+    squares: Tree = None
+
+
+def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
+    """Return an algorithm some of whose clients lie in training.
+
+    Raises:
+        FedtideError: clients train nothing together, or rows have no classes to flip.
+    """
+    attack, honest = liars.attack, algorithm.works.get("train")
+    if honest is None or algorithm.traits.models == "none":
+        return algorithm
+    if isinstance(attack, LabelFlip):
+        refuse_numbers(algorithm.task, "liars.attack", attack.kind, "it flips classes")
+        classes = classes_of(algorithm.task)
+    together = isinstance(attack, LittleIsEnough | InnerProduct)
+
+    def lies(rng: Rng) -> bool:
+        _, client, _ = rng.path  # of a client's key
+        return bool(Rng(rng.seed).at("liar", client).numpy().random() < liars.share)
+
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        told = payload if together else Told(payload)
+        if isinstance(attack, LabelFlip) and lies(rng):
+            shard = replace(shard, y=classes - 1 - shard.y)
+        answer = yield from stepwise(honest, told.payload, memory, shard, moment, rng)
+        if answer is None or isinstance(attack, LabelFlip) or not lies(rng):
+            return answer
+        plans = (told.updates, told.squares) if together else ()
+        return replace(answer, total=change_updates(attack.lie, answer.total, *plans))
+
+    @Stepwise
+    def plan(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        if not lies(rng):
+            return None
+        key = Rng(rng.seed, (*rng.path[:-1], str(rng.path[-1]).replace(PLAN, "train")))
+        answer = yield from stepwise(honest, payload, memory, shard, moment, key)
+        if answer is None:
+            return None
+        squares = change_updates(lambda d: map_leaves(torch.square, d), answer.total)
+        return Answer({"updates": answer.total, "squares": squares})
+
+    def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
+        def ask(clients: Tensor, payload: Any, **options: Any) -> Reply:
+            where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
+            total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
+            if options.get("slot") is None:
+                told: Any = Told(payload, **(total or {}))
+            else:
+                totals = [None] * len(payload) if total is None else total
+                told = [Told(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
+            reply: Reply = fleet.ask("train", clients, told, **options)
+            return reply
+
+        return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
+
+    lying = replace(algorithm, works={**algorithm.works, "train": train})
+    if not together:
+        return lying
+    traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
+    return replace(lying, works={**lying.works, PLAN: plan}, round=round, traits=traits)
+
+
+def change_updates(change: Callable[..., Weights], total: Tree, *plans: Tree) -> Tree:
+    """Return what a client sends with other updates of models; all else stays.
+
+    Args:
+        change: (update, sums of the plans) -> what is sent in its place.
+        total: with Weighted and Slotted leaves.
+        plans: sums of the same form, of all liars; None where there are none, and the update stays.
+
+    >>> total = {"delta": Weighted(Weights({"w": torch.ones(1)})), "loss": Weighted(2.0)}
+    >>> change_updates(SignFlip().lie, total)["delta"].value.params, change_updates(SignFlip().lie, total)["loss"].value
+    ({'w': tensor([-1.])}, 2.0)
+    """
+    if any(plan is None for plan in plans):
+        return total
+    if isinstance(total, Weighted):
+        return replace(total, value=change(total.value, *plans)) if isinstance(total.value, Weights) else total
+    if isinstance(total, Slotted):
+        parts = {k: change_updates(change, part, *(plan[k] for plan in plans)) for k, part in total.parts.items()}
+        return replace(total, parts=parts)
+    return {name: change_updates(change, part, *(plan[name] for plan in plans)) for name, part in total.items()}
