@@ -1,8 +1,8 @@
 """Laws of transforms, over every method and every transform that it can take.
 
 A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster
-there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone,
-and so does training on need, if it is always needed.
+there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone.
+So do training on need, if it is always needed, and robust sums of one bucket.
 Two that both apply give the same in either order.
 """
 
@@ -21,7 +21,7 @@ from fedtide.core.trees import same
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.runs.build import host_of
-from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Shared, apply
+from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Robust, Shared, apply
 from fedtide.transforms.transform import why_not
 from helpers.toys import ALIKE, played, toy
 
@@ -31,6 +31,7 @@ TRANSFORMS = {
     "at-home": AtHome(),
     "on-need": OnNeed(),
     "pooled": Pooled(),
+    "robust": Robust(),
     "shared": Shared(),
     "personalized": Personalized({"kind": "fine-tuned", "solver": FEW}),
 }
@@ -39,11 +40,15 @@ WRITTEN = {
     "at-home": "at-home",
     "on-need": {"kind": "on-need", "patience": 99},
     "pooled": "pooled",
+    "robust": {"kind": "robust", "bucket": 99},
     "shared": {"kind": "shared", "layers": "trunk"},
     "personalized": {"kind": "fine-tuned", "solver": FEW},
 }
-PAUSING = {"on-need": {"kind": "on-need", "rise": 0.05, "patience": 1}}
-"""A form of a transform that does more, for the laws."""
+BUSY: dict[str, dict] = {
+    "on-need": {"kind": "on-need", "rise": 0.05, "patience": 1},
+    "robust": {"kind": "robust", "rule": "median", "bucket": 2},
+}
+"""Forms of transforms that do more, for the laws."""
 
 K_MEANS = {"clustering": {"kind": "k-means", "k_max": 1}}
 ONE_CLUSTER = {
@@ -113,7 +118,7 @@ ORDERS = [(name, *pair) for name in REGISTRY for pair in combinations(TRANSFORMS
 def test_two_transforms_give_the_same_in_either_order(name, one, two, thorough):
     if not (can_take(name, one) and can_take(name, two)):
         pytest.skip("one of them has no meaning for it")
-    if "at-home" in (one, two) and not {"on-need", "personalized"} & {one, two}:
+    if "at-home" in (one, two) and not {"on-need", "personalized", "robust"} & {one, two}:
         with pytest.raises(FedtideError, match="'at-home' is not allowed with '"):
             apply(algorithm(name), TRANSFORMS[one], TRANSFORMS[two])
         return
@@ -137,7 +142,7 @@ def test_laws_hold_for_a_method_with_a_transform(name, kind, thorough):
         pytest.skip("it has no meaning for it")
     if not (thorough or name in ("ifca", "fedem", "fielding")):
         pytest.skip("much like others; only with --thorough")
-    written = PAUSING.get(kind, WRITTEN[kind])
+    written = BUSY.get(kind, WRITTEN[kind])
     case = Case(lambda given=None, **changes: toy(name, {**(given or {}), "transforms": [written]}, **changes), None)
     held, exempt = 0, [law.check for law in every.LAWS if law.name in REGISTRY[name].exempt]
     for law in LAWS:

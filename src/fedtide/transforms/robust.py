@@ -146,7 +146,24 @@ class Krum:
         return x[score.argsort(stable=True)[: n - few]].mean(0)
 
 
-AnyRule = Annotated[Median | Trimmed | Clipped | Centered | Krum, Field(discriminator="kind"), Spelled]
+@ingredient
+class Agreeing:
+    """The mean of those buckets that point the way of all, none of them longer than their median length.
+
+    >>> Agreeing()(torch.tensor([[3.0, 0.0], [2.0, 1.0], [-30.0, 0.0]]))
+    tensor([2.2000, 0.5000])
+    """
+
+    kind: Literal["agreeing"] = "agreeing"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the mean (d,) of clipped vectors (n, d) whose product with the mean of all is not negative."""
+        short = shorten(x)
+        middle = short.mean(0)
+        return short[short @ middle >= 0].mean(0) if middle.any() else middle
+
+
+AnyRule = Annotated[Median | Trimmed | Clipped | Centered | Agreeing | Krum, Field(discriminator="kind"), Spelled]
 
 
 def shorten(x: Tensor) -> Tensor:
@@ -260,6 +277,8 @@ def combine(totals: Sequence[Tree], rule: AnyRule) -> Tree:
 def combine_sums(sums: Sequence[Sum], rule: AnyRule) -> Sum:
     """Return the robust sum of one value. Buckets of no weight have no mean, and are left out unless all are."""
     some = [one for one in sums if one.weight > 0] or list(sums)
+    if len(some) == 1:
+        return some[0]
     weights = torch.tensor([one.weight for one in some], dtype=torch.float64)
     means = torch.stack([flat(one.value) / (one.weight or 1.0) for one in some])
     weight = float(Median()(weights[:, None])) * len(some)

@@ -1,0 +1,145 @@
+"""Robust sums and liars, by hand.
+
+The loss of a client is (w - y)^2 / 2, and w begins at 0. With a step of 1/2 client y sends the update y / 2. Clients with
+y = 0, 2, 4, 8, 40 send 0, 1, 2, 4, 20.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedtide as ft
+from fedtide.cohorts import Everyone
+from fedtide.core.base import Moment
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.fleets.liars import InnerProduct, LabelFlip, Liars, LittleIsEnough, Scaling, SignFlip, with_liars
+from fedtide.laws import every
+from fedtide.laws.case import Case
+from fedtide.learn import LocalTrainer
+from fedtide.transforms import Robust, apply
+from fedtide.transforms.robust import Centered, Clipped, Krum, Median, Trimmed, deal_buckets
+from helpers import quadratics
+from helpers.toys import played, toy
+
+TARGETS = [[0], [2], [4], [8], [40]]
+FEDAVG = ft.algorithms.fedavg(quadratics.TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone())
+
+
+def after(algorithm, targets=None, w=0.0, rounds=1) -> float:
+    state = replace(algorithm.init(quadratics.fleet_of(algorithm, targets), Rng(0)), weights=quadratics.at(w))
+    return quadratics.value(quadratics.after(algorithm, state, rounds, targets))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Median(), 2),
+        (Trimmed(0.2), 7 / 3),  # of 1, 2, 4
+        (Trimmed(0.4), 2),
+        (Clipped(), 7 / 5),  # of 0, 1, 2, 2, 2
+        # From 2, distances 2, 1, 0, 2, 18, bound 2: + 1/5. From 2.2, bound 1.8: + 0.4/5. From 2.28, bound 1.72: + 0.16/5.
+        (Centered(), 2.312),
+        # To the two nearest: 1 + 4, 1 + 1, 1 + 4, 4 + 9, 256 + 324. So 20 is left out.
+        (Krum(0.2), 7 / 4),
+        (Krum(0.4), 1),
+    ],
+)
+def test_rules_by_hand(rule, expected):
+    assert after(apply(FEDAVG, Robust(rule, bucket=1)), TARGETS) == pytest.approx(expected, abs=1e-12)
+
+
+def test_buckets_are_summed_by_weight_and_count_equally():
+    """Of two clients in one bucket, with one row of 0 and three of 4, the mean is 3/2: as without buckets."""
+    assert after(apply(FEDAVG, Robust(bucket=2))) == after(FEDAVG) == 1.5
+
+
+def test_a_bucket_is_of_one_slot_and_has_at_least_its_size():
+    clients, slot = torch.randperm(31), torch.arange(31) % 3
+    bucket, slot_of = deal_buckets(clients, slot, 4, Rng(0))
+    assert bucket.bincount().min() >= 4
+    assert len(slot_of) == 2 + 2 + 2
+    assert all(slot_of[b] == k for b, k in zip(bucket.tolist(), slot.tolist(), strict=True))
+    order = torch.randperm(31)
+    assert same(deal_buckets(clients[order], slot[order], 4, Rng(0))[0], bucket[order])
+
+
+def test_the_weight_of_a_sum_follows_the_median_bucket_and_no_claim():
+    """Client 4 says that it has a thousand rows. With medians of single clients it has one voice."""
+    many = [[0], [2], [4], [8], [40] * 1000]
+    assert after(apply(FEDAVG, Robust(Median(), bucket=1)), many) == after(
+        apply(FEDAVG, Robust(Median(), bucket=1)), TARGETS
+    )
+
+
+def test_masks_refuse_buckets_that_they_do_not_open():
+    secure = {"wire": {"secure": True, "fewest": 3}}
+    with pytest.raises(FedtideError, match="wire.secure: found True, but .*: its server sees of each client its update"):
+        played(toy("fedavg", {"transforms": [{"kind": "robust", "bucket": 1}]}, **secure), rounds=1)
+    with pytest.raises(FedtideError, match=r"fewest: found 2, .*allowed: 3 or more"):
+        played(toy("fedavg", {"transforms": [{"kind": "robust", "bucket": 2}]}, **secure), rounds=1)
+    run = played(toy("fedavg", {"transforms": ["robust"], "cohort": "everyone"}, **secure), rounds=2)
+    assert len(run.fleet.queries[0].answered) == 8
+
+
+# -- liars -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        # From w = 1 updates are -1/2, of one row, and 3/2, of three: mean 1, mean square 7/4, deviation sqrt(3/4).
+        (SignFlip(), 0),
+        (SignFlip(3.0), -2),
+        (Scaling(10.0), 11),
+        (InnerProduct(0.5), 0.5),
+        (LittleIsEnough(1.5), 2 - 1.5 * 0.75**0.5),
+    ],
+)
+def test_attacks_by_hand(attack, expected):
+    assert after(with_liars(FEDAVG, Liars(1.0, attack)), w=1.0) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_liar_flips_labels_and_nothing_else():
+    case = toy("fedavg")
+    run = played(case, rounds=1)
+    algorithm, fleet = run.host.algorithm, run.fleet
+    shard, key = fleet.population.shard(0, Moment(0, 1)), Rng(0).at(0, 0, "train")
+    weights = run.steps[0].received.weights
+    lying = with_liars(algorithm, Liars(1.0, LabelFlip())).works["train"](weights, None, shard, Moment(0, 1), key)
+    flipped = algorithm.works["train"](weights, None, replace(shard, y=2 - shard.y), Moment(0, 1), key)
+    assert same(lying.total, flipped.total)
+
+
+def test_liars_are_the_same_in_every_round_and_about_as_many_as_asked():
+    """Of 400 clients of equal updates a share s lies with the other sign, so w moves by 1 - 2s."""
+    targets = [[2]] * 400
+    moved = after(with_liars(FEDAVG, Liars(0.2, SignFlip())), targets)
+    assert moved == pytest.approx(0.6, abs=0.1)
+    again = after(with_liars(FEDAVG, Liars(0.2, SignFlip())), targets, rounds=2)
+    assert again == pytest.approx(moved + moved * (1 - moved / 2), abs=1e-9)
+
+
+def test_nobody_lies_if_the_share_is_zero():
+    for attack in ("sign-flip", "little-is-enough"):
+        lying = played(toy("ifca", liars={"share": 0.0, "attack": attack}), rounds=3).state
+        assert same(lying.weights, played(toy("ifca"), rounds=3).state.weights)
+
+
+def test_numbers_have_no_labels_to_flip():
+    with pytest.raises(FedtideError, match=r"liars.attack: found 'label-flip', .* it flips classes"):
+        changes = {"data": {"target": "number"}, "shift": {"how": {"kind": "identity"}}}
+        played(toy("fedavg", liars={"attack": "label-flip"}, **changes), rounds=1)
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "little-is-enough"])
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "fedem", "fielding", "scaffold"])
+def test_laws_hold_with_liars(name, attack):
+    """Runs that are stopped and resumed, workers and stacked clients give what they give of honest clients."""
+    case = Case(lambda given=None, **changes: toy(name, given, liars={"share": 0.5, "attack": attack}, **changes), None)
+    for law in (every.plays, every.dropouts, every.stops):
+        law(case)
