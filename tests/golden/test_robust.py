@@ -1,7 +1,7 @@
 """Robust sums and liars, by hand.
 
-The loss of a client is (w - y)^2 / 2, and w begins at 0. With a step of 1/2 client y sends the update y / 2. Clients with
-y = 0, 2, 4, 8, 40 send 0, 1, 2, 4, 20.
+The loss of a client is (w - y)^2 / 2, and w begins at 0. With a step of 1/2 client y sends the update y / 2. So clients
+with y = 0, 2, 4, 8, 40 send 0, 1, 2, 4, 20.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.fleets.liars import InnerProduct, LabelFlip, Liars, LittleIsEnough, Scaling, SignFlip, with_liars
+from fedtide.fleets.liars import Absent, InnerProduct, LabelFlip, Liars, LittleIsEnough, Scaling, SignFlip, with_liars
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.learn import LocalTrainer
@@ -42,7 +42,7 @@ def after(algorithm, targets=None, w=0.0, rounds=1) -> float:
         (Trimmed(0.2), 7 / 3),  # of 1, 2, 4
         (Trimmed(0.4), 2),
         (Clipped(), 7 / 5),  # of 0, 1, 2, 2, 2
-        # From 2, distances 2, 1, 0, 2, 18, bound 2: + 1/5. From 2.2, bound 1.8: + 0.4/5. From 2.28, bound 1.72: + 0.16/5.
+        # Bounds are 2, 1.8 and 1.72 around 2, 2.2 and 2.28, and steps 1/5, 0.4/5 and 0.16/5.
         (Centered(), 2.312),
         # To the two nearest: 1 + 4, 1 + 1, 1 + 4, 4 + 9, 256 + 324. So 20 is left out.
         (Krum(0.2), 7 / 4),
@@ -78,7 +78,9 @@ def test_the_weight_of_a_sum_follows_the_median_bucket_and_no_claim():
 
 def test_masks_refuse_buckets_that_they_do_not_open():
     secure = {"wire": {"secure": True, "fewest": 3}}
-    with pytest.raises(FedtideError, match="wire.secure: found True, but .*: its server sees of each client its update"):
+    with pytest.raises(
+        FedtideError, match=r"wire.secure: found True, but .*: its server sees of each client its update"
+    ):
         played(toy("fedavg", {"transforms": [{"kind": "robust", "bucket": 1}]}, **secure), rounds=1)
     with pytest.raises(FedtideError, match=r"fewest: found 2, .*allowed: 3 or more"):
         played(toy("fedavg", {"transforms": [{"kind": "robust", "bucket": 2}]}, **secure), rounds=1)
@@ -130,9 +132,17 @@ def test_nobody_lies_if_the_share_is_zero():
         assert same(lying.weights, played(toy("ifca"), rounds=3).state.weights)
 
 
+def test_who_is_absent_is_not_in_the_sum():
+    """Whoever stays away, the mean of the others is near 1. If all do, nothing moves."""
+    targets = [[0]] * 200 + [[4]] * 200
+    moved = after(with_liars(FEDAVG, Liars(0.2, Absent())), targets)
+    assert moved == pytest.approx(1, abs=0.1)
+    assert after(with_liars(FEDAVG, Liars(1.0, Absent())), targets) == 0
+
+
 def test_numbers_have_no_labels_to_flip():
+    changes = {"data": {"target": "number"}, "shift": {"how": {"kind": "identity"}}}
     with pytest.raises(FedtideError, match=r"liars.attack: found 'label-flip', .* it flips classes"):
-        changes = {"data": {"target": "number"}, "shift": {"how": {"kind": "identity"}}}
         played(toy("fedavg", liars={"attack": "label-flip"}, **changes), rounds=1)
 
 

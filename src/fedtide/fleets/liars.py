@@ -4,6 +4,7 @@
 | --- | --- |
 | `sign-flip` | `-factor * d` |
 | `scaling` | `factor * d` |
+| `absent` | nothing: what a sum that finds all liars would have left |
 | `label-flip` | its update after training on labels `classes - 1 - y` |
 | `little-is-enough` | `m - z * s` (Baruch, Baruch, Goldberg, NeurIPS 2019) |
 | `inner-product` | `-factor * m` (Xie, Koyejo, Gupta, UAI 2019) |
@@ -130,7 +131,16 @@ class InnerProduct:
         return map_leaves(lambda own, m: (-self.factor * m).to(own.dtype), update, mean(updates))
 
 
-Attack = Annotated[SignFlip | Scaling | LabelFlip | LittleIsEnough | InnerProduct, Field(discriminator="kind"), Spelled]
+@ingredient
+class Absent:
+    """A liar sends nothing. What is left is the best that a sum can do against the other attacks."""
+
+    kind: Literal["absent"] = "absent"
+
+
+Attack = Annotated[
+    Absent | SignFlip | Scaling | LabelFlip | LittleIsEnough | InnerProduct, Field(discriminator="kind"), Spelled
+]
 
 
 @ingredient
@@ -139,7 +149,7 @@ class Liars:
 
     Args:
         share: of the clients, each drawn independently.
-        attack: what they send: "sign-flip", "scaling", "label-flip", "little-is-enough" or "inner-product".
+        attack: what they send: "absent", "sign-flip", "scaling", "label-flip", "little-is-enough" or "inner-product".
     """
 
     share: Fraction = 0.2
@@ -175,11 +185,13 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        if isinstance(attack, Absent) and lies(rng):
+            return None
         told = payload if together else Told(payload)
         if isinstance(attack, LabelFlip) and lies(rng):
             shard = replace(shard, y=classes - 1 - shard.y)
         answer = yield from stepwise(honest, told.payload, memory, shard, moment, rng)
-        if answer is None or isinstance(attack, LabelFlip) or not lies(rng):
+        if answer is None or isinstance(attack, Absent | LabelFlip) or not lies(rng):
             return answer
         plans = (told.updates, told.squares) if together else ()
         return replace(answer, total=change_updates(attack.lie, answer.total, *plans))

@@ -151,7 +151,7 @@ class Agreeing:
     """The mean of those buckets that point the way of all, none of them longer than their median length.
 
     >>> Agreeing()(torch.tensor([[3.0, 0.0], [2.0, 1.0], [-30.0, 0.0]]))
-    tensor([2.2000, 0.5000])
+    tensor([2.5000, 0.5000])
     """
 
     kind: Literal["agreeing"] = "agreeing"
