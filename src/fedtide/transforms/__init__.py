@@ -25,14 +25,17 @@ from fedtide.transforms.pooled import Pooled, pooled
 from fedtide.transforms.robust import Robust, robust
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
+from fedtide.transforms.trusted import Trusted, trusted
 
 __all__ = [
-    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared",
-    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared",
+    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared", "Trusted",
+    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared", "trusted",
 ]  # fmt: skip
 
 
-Whole = Annotated[Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Personalized, Field(discriminator="kind")]
+Whole = Annotated[
+    Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Trusted | Personalized, Field(discriminator="kind")
+]
 KINDS = kinds_of(Whole)
 
 

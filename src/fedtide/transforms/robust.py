@@ -31,16 +31,15 @@ Choices:
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.base import Algorithm, Facts, Reply, Sum
+from fedtide.core.base import Algorithm, Facts, Reply, Sum, Traits
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves
 from fedtide.fields.types import Count, Spelled, ingredient
@@ -204,26 +203,14 @@ class Robust(Transform):
             def train(clients: Tensor, payload: Any, **options: Any) -> Reply:
                 nonlocal asked
                 asked += 1
-                slot, slots = options.pop("slot", None), options.pop("slots", None)
-                options.pop("sizes", None)
-                bucket, slot_of = deal_buckets(clients, slot, self.bucket, rng.at("buckets", asked))
-                sent = [payload if slot is None else payload[k] for k in slot_of]
-                reply = fleet.ask("train", clients, sent, slot=bucket, slots=len(slot_of), **options)
-                if reply.total is None:
-                    return reply
-                if slot is None:
-                    return replace(reply, total=combine(reply.total, self.rule))
-                of_slot: list[list[Tree]] = [[] for _ in range(len(payload) if slots is None else slots)]
-                for k, total in zip(slot_of, reply.total, strict=True):
-                    of_slot[k].append(total)
-                return replace(reply, total=[combine(totals, self.rule) for totals in of_slot])
+                key = rng.at("buckets", asked)
+                return ask_buckets(
+                    fleet, clients, payload, options, self.bucket, key, lambda t, _: combine(t, self.rule)
+                )
 
             return algorithm.round(state, Through(fleet, train), rng)  # type: ignore[arg-type]
 
-        traits = algorithm.traits
-        fewest = self.bucket if traits.fewest is None else min(traits.fewest, self.bucket)
-        reveals = traits.reveals if self.bucket > 1 else tuple(dict.fromkeys((*traits.reveals, "update")))
-        return replace(algorithm, round=round, traits=replace(traits, fewest=fewest, reveals=reveals))
+        return replace(algorithm, round=round, traits=bucket_traits(algorithm, self.bucket))
 
 
 def robust(algorithm: Algorithm, rule: AnyRule = Centered(), bucket: int = 3) -> Algorithm:
@@ -237,23 +224,82 @@ def robust(algorithm: Algorithm, rule: AnyRule = Centered(), bucket: int = 3) ->
     return apply(algorithm, Robust(rule, bucket))
 
 
-def deal_buckets(clients: Tensor, slot: Tensor | None, size: int, rng: Rng) -> tuple[Tensor, list[int]]:
-    """Deal clients to random buckets of at least `size`, within each slot.
+def bucket_traits(algorithm: Algorithm, bucket: int) -> Traits:
+    """Return what an algorithm declares if its server sees sums of so many clients."""
+    traits = algorithm.traits
+    fewest = bucket if traits.fewest is None else min(traits.fewest, bucket)
+    reveals = traits.reveals if bucket > 1 else tuple(dict.fromkeys((*traits.reveals, "update")))
+    return replace(traits, fewest=fewest, reveals=reveals)
+
+
+def ask_buckets(
+    fleet: Any,
+    clients: Tensor,
+    payload: Any,
+    options: Mapping[str, Any],
+    size: int,
+    rng: Rng,
+    join: Callable[[list[Tree], list[Tensor]], Tree],
+    rank: Tensor | None = None,
+) -> Reply:
+    """Put the question "train" to clients in buckets.
+
+    Args:
+        fleet: the clients.
+        clients: ids of those that are asked.
+        payload: what they receive.
+        options: of the question.
+        size: number of clients in a bucket, at least.
+        rng: key of the dealing.
+        join: (sums of the buckets of a slot, ids of those in each) -> sums of the slot.
+        rank: by id, alike clients share a bucket; None deals them at random.
+    """
+    slot, slots = options.get("slot"), options.get("slots")
+    others = {key: value for key, value in options.items() if key not in ("slot", "slots", "sizes")}
+    bucket, slot_of = deal_buckets(clients, slot, size, rng, rank)
+    sent = [payload if slot is None else payload[k] for k in slot_of]
+    reply: Reply = fleet.ask("train", clients, sent, slot=bucket, slots=len(slot_of), **others)
+    if reply.total is None:
+        return reply
+    answered = torch.isin(clients, reply.clients)
+
+    def joined(k: int) -> Tree:
+        some = [b for b, of in enumerate(slot_of) if of == k and reply.total[b] is not None]
+        members = [clients[answered & (bucket == b)] for b in some]
+        return join([reply.total[b] for b in some], members) if some else None
+
+    many = 0 if slot is None else len(payload) if slots is None else slots
+    return replace(reply, total=[joined(k) for k in range(many)] if many else joined(0))
+
+
+def deal_buckets(
+    clients: Tensor, slot: Tensor | None, size: int, rng: Rng, rank: Tensor | None = None
+) -> tuple[Tensor, list[int]]:
+    """Deal clients to buckets of at least `size`, within each slot.
+
+    Args:
+        clients: ids.
+        slot: of each; None puts all into slot 0.
+        size: number of clients in a bucket, at least, if there are so many.
+        rng: key of the dealing.
+        rank: by id, alike clients share a bucket; None deals them at random.
 
     Returns:
-        The bucket of each client (clients,), and the slot of each bucket, 0 without slots.
+        The bucket of each client (clients,), and the slot of each bucket.
 
-    >>> deal_buckets(torch.arange(5), torch.tensor([0, 2, 2, 2, 2]), 2, Rng(0))
-    (tensor([0, 2, 2, 1, 1]), [0, 2, 2])
+    >>> deal_buckets(torch.arange(5), torch.tensor([0, 2, 2, 2, 2]), 2, Rng(0), torch.tensor([0, 3, 1, 4, 2]))
+    (tensor([0, 2, 1, 2, 1]), [0, 2, 2])
     """
     where = torch.zeros_like(clients) if slot is None else slot
     bucket, slot_of = torch.empty_like(clients), list[int]()
     order = clients.argsort()
     for k in where.unique().tolist():
         members = order[where[order] == k]
-        shuffled = members[torch.from_numpy(rng.at(k).numpy().permutation(len(members)))]
+        dealt = members[torch.from_numpy(rng.at(k).numpy().permutation(len(members)))]
+        if rank is not None:
+            dealt = dealt[rank[clients[dealt]].argsort(stable=True)]
         count = max(len(members) // size, 1)
-        bucket[shuffled] = len(slot_of) + torch.from_numpy(np.arange(len(members)) % count)
+        bucket[dealt] = len(slot_of) + torch.arange(len(members)) * count // max(len(members), 1)
         slot_of += [k] * count
     return bucket, slot_of
 

@@ -1,0 +1,151 @@
+"""Trusted: clients whose updates point against those of the others, round after round, are left out. Our own.
+
+Rules that look at one round alone (`robust`) cannot tell a liar from an honest client that is unlike the others. Over
+rounds the two differ: an honest update agrees with the others a little more often than not.
+
+    x_b   = update of bucket b, no longer than the median
+    a_b   = cos(x_b, sum of x_c over trusted buckets c other than b)
+    t_i  <- FADE * t_i + a_b                                              for each client i of b
+    clients with t_i < 0 are not trusted; a bucket is if the sum of t_i over its clients is not negative
+    sums are means over trusted buckets, in each value no longer than the median
+
+Clients are dealt to buckets in the order of t. So those that are not trusted share buckets, which are left out as a
+whole: the server needs no sum of fewer than `bucket` clients, and masks stay.
+
+When to use it: some clients may send anything, for many rounds. Where honest clients want opposite things it leaves the
+fewer of them out, so give such groups models of their own first.
+
+Choices:
+    - ours: agreement is about the updates of models ("delta"), of each model of the server by itself. Its mean over
+      them counts.
+    - ours: clients that are left out go on training, so that they can come back.
+    - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
+    - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.core.base import Algorithm, Extended, Facts, Reply, Sum
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree
+from fedtide.fields.types import Count, ingredient
+from fedtide.transforms.robust import Clipped, ask_buckets, bucket_traits, combine, flat, shorten
+from fedtide.transforms.transform import Through, Transform, apply
+
+FADE = 0.9
+"""Factor on earlier agreement, at each time that a client takes part."""
+FEWEST = 3
+"""Buckets of a model below which nothing is compared."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Faded sums of agreement: (clients,) float32 by id."""
+
+    agreed: Tensor
+
+
+@ingredient
+class Trusted(Transform):
+    """Clients that disagree with the others over rounds are left out of the sums of training.
+
+    Args:
+        bucket: number of clients in a bucket, at least. With 1 the server sees the update of each client.
+    """
+
+    bucket: Count = 1
+    kind: Literal["trusted"] = "trusted"
+    place: ClassVar[int] = 7
+
+    @property
+    def label(self) -> str:
+        """Words beside the name of a method with this transform."""
+        return f"trusted in {self.bucket}s" if self.bucket > 1 else "trusted"
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm."""
+        return "" if algorithm.traits.first is None else "its rounds count the first answers, and buckets wait for all"
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Ask clients in buckets, and hand the method the sums of trusted ones."""
+
+        def init(fleet: Any, rng: Rng) -> Extended:
+            return Extended(algorithm.init(fleet, rng), Trust(torch.zeros(int(fleet.clients.max()) + 1)))
+
+        def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
+            agreed, asked, left_out = state.own.agreed, 0, 0.0
+
+            def train(clients: Tensor, payload: Any, **options: Any) -> Reply:
+                nonlocal agreed, asked, left_out
+                asked += 1
+
+                def join(totals: list[Tree], members: list[Tensor]) -> Tree:
+                    nonlocal agreed, left_out
+                    trusted = [float(agreed[ids].sum()) >= 0 for ids in members]
+                    agreement = agree_with_others([vectors_of(total) for total in totals], trusted)
+                    agreed = agreed.clone()
+                    for ids, a in zip(members, agreement, strict=True):
+                        agreed[ids] = FADE * agreed[ids] + a
+                    left_out += sum(len(ids) for ids, kept in zip(members, trusted, strict=True) if not kept)
+                    some = [total for total, kept in zip(totals, trusted, strict=True) if kept]
+                    return combine(some or totals, Clipped())
+
+                key = rng.at("buckets", asked)
+                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=agreed)
+
+            inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
+            return Extended(inner, Trust(agreed)), {**facts, "left_out": left_out}
+
+        def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
+            return algorithm.serve(state.inner, clients)
+
+        traits = bucket_traits(algorithm, self.bucket)
+        return replace(algorithm, init=init, round=round, serve=serve, traits=traits)
+
+
+def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
+    """Leave clients that disagree with the others over rounds out of the sums of training.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> trusted(ft.algorithms.fedavg(task)).transforms
+    (Trusted(bucket=1, kind='trusted'),)
+    """
+    return apply(algorithm, Trusted(bucket))
+
+
+def vectors_of(total: Tree) -> list[Tensor | None]:
+    """Return the mean update (d,) of each model in the sums of a bucket; None of one that nobody trained."""
+    deltas = total["delta"]
+    return [None if one is None or one.weight <= 0 else flat(one.value) / one.weight for one in (
+        [deltas] if isinstance(deltas, Sum) else deltas
+    )]  # fmt: skip
+
+
+def agree_with_others(updates: Sequence[Sequence[Tensor | None]], trusted: Sequence[bool]) -> list[float]:
+    """Return how much each bucket agrees with the trusted others: mean cosines over its models.
+
+    Args:
+        updates: of each bucket, the update (d,) of each model, or None.
+        trusted: whether a bucket is.
+
+    >>> east, north = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    >>> agree_with_others([[east], [north], [-east]], [True, True, False])
+    [0.0, 0.0, -0.7071067811865475]
+    """
+    cosines: list[list[float]] = [[] for _ in updates]
+    for of_model in zip(*updates, strict=True):
+        there = [b for b, update in enumerate(of_model) if update is not None]
+        if len(there) < FEWEST:
+            continue
+        x = shorten(torch.stack([of_model[b] for b in there]).double())
+        counts = torch.tensor([trusted[b] for b in there], dtype=torch.float64)[:, None]
+        others = (x * counts).sum(0) - x * counts
+        for b, cosine in zip(there, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
+            cosines[b].append(cosine)
+    return [sum(of_bucket) / max(len(of_bucket), 1) for of_bucket in cosines]
