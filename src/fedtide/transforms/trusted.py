@@ -5,12 +5,12 @@ rounds the two differ: an honest update agrees with the others a little more oft
 
     x_b   = update of bucket b, no longer than the median
     a_b   = cos(x_b, sum of x_c over trusted buckets c other than b)
-    t_i  <- FADE * t_i + a_b                                              for each client i of b
-    clients with t_i < 0 are not trusted; a bucket is if the sum of t_i over its clients is not negative
+    t_i  <- FADE * t_i + a_b,  q_i <- FADE^2 * q_i + a_b^2               for each client i of b
+    a bucket is trusted unless  sum_i t_i < -SURE * sqrt(sum_i q_i)      over its clients
     sums are means over trusted buckets, in each value no longer than the median
 
-Clients are dealt to buckets in the order of t. So those that are not trusted share buckets, which are left out as a
-whole: the server needs no sum of fewer than `bucket` clients, and masks stay.
+Clients are dealt to buckets in the order of t / sqrt(q). So liars come to share buckets, which are left out as a whole:
+the server needs no sum of fewer than `bucket` clients, and masks stay.
 
 When to use it: some clients may send anything, for many rounds. Where honest clients want opposite things it leaves the
 fewer of them out, so give such groups models of their own first.
@@ -39,15 +39,19 @@ from fedtide.transforms.transform import Through, Transform, apply
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
+SURE = 1.5
+"""Standard deviations by which agreement has to be below zero."""
+TINY = 1e-12
+"""Less than any agreement."""
 FEWEST = 3
 """Buckets of a model below which nothing is compared."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Faded sums of agreement: (clients,) float32 by id."""
+    """Faded sums of agreement t and of its squares q: (clients, 2) float32 by id."""
 
-    agreed: Tensor
+    sums: Tensor
 
 
 @ingredient
@@ -75,31 +79,31 @@ class Trusted(Transform):
         """Ask clients in buckets, and hand the method the sums of trusted ones."""
 
         def init(fleet: Any, rng: Rng) -> Extended:
-            return Extended(algorithm.init(fleet, rng), Trust(torch.zeros(int(fleet.clients.max()) + 1)))
+            return Extended(algorithm.init(fleet, rng), Trust(torch.zeros(int(fleet.clients.max()) + 1, 2)))
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
-            agreed, asked, left_out = state.own.agreed, 0, 0.0
+            trust, asked, left_out = state.own.sums, 0, 0.0
 
             def train(clients: Tensor, payload: Any, **options: Any) -> Reply:
-                nonlocal agreed, asked, left_out
+                nonlocal trust, asked, left_out
                 asked += 1
 
                 def join(totals: list[Tree], members: list[Tensor]) -> Tree:
-                    nonlocal agreed, left_out
-                    trusted = [float(agreed[ids].sum()) >= 0 for ids in members]
+                    nonlocal trust, left_out
+                    trusted = [is_trusted(trust[ids].sum(0)) for ids in members]
                     agreement = agree_with_others([vectors_of(total) for total in totals], trusted)
-                    agreed = agreed.clone()
+                    trust = trust.clone()
                     for ids, a in zip(members, agreement, strict=True):
-                        agreed[ids] = FADE * agreed[ids] + a
+                        trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
                     left_out += sum(len(ids) for ids, kept in zip(members, trusted, strict=True) if not kept)
                     some = [total for total, kept in zip(totals, trusted, strict=True) if kept]
                     return combine(some or totals, Clipped())
 
-                key = rng.at("buckets", asked)
-                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=agreed)
+                key, rank = rng.at("buckets", asked), trust[:, 0] / trust[:, 1].sqrt().clamp(min=TINY)
+                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=rank)
 
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
-            return Extended(inner, Trust(agreed)), {**facts, "left_out": left_out}
+            return Extended(inner, Trust(trust)), {**facts, "left_out": left_out}
 
         def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
             return algorithm.serve(state.inner, clients)
@@ -117,6 +121,15 @@ def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
     (Trusted(bucket=1, kind='trusted'),)
     """
     return apply(algorithm, Trusted(bucket))
+
+
+def is_trusted(sums: Tensor) -> bool:
+    """Tell whether t and q (2,) leave a chance that clients are honest.
+
+    >>> is_trusted(torch.tensor([-1.0, 1.0])), is_trusted(torch.tensor([-2.0, 1.0]))
+    (True, False)
+    """
+    return float(sums[0]) >= -SURE * float(sums[1]) ** 0.5
 
 
 def vectors_of(total: Tree) -> list[Tensor | None]:
