@@ -39,7 +39,7 @@ from fedtide.transforms.transform import Through, Transform, apply
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
-SURE = 1.5
+SURE = 1.0
 """Standard deviations by which agreement has to be below zero."""
 TINY = 1e-12
 """Less than any agreement."""
