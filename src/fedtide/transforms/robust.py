@@ -42,7 +42,7 @@ from torch import Tensor
 from fedtide.core.base import Algorithm, Facts, Reply, Sum, Traits
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves
-from fedtide.fields.types import Count, Spelled, ingredient
+from fedtide.fields.types import Count, Positive, Spelled, ingredient
 from fedtide.transforms.transform import Through, Transform, apply
 
 STEPS = 3
@@ -89,17 +89,21 @@ class Trimmed:
 
 @ingredient
 class Clipped:
-    """The mean of the buckets, none of them longer than their median length.
+    """The mean of the buckets, none of them much longer than the others.
+
+    Args:
+        factor: the largest length, in median lengths.
 
     >>> Clipped()(torch.tensor([[3.0, 0.0], [0.0, 3.0], [30.0, 0.0]]))
     tensor([2., 1.])
     """
 
+    factor: Positive = 1.0
     kind: Literal["clipped"] = "clipped"
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the mean (d,) of clipped vectors (n, d)."""
-        return shorten(x).mean(0)
+        return shorten(x, self.factor).mean(0)
 
 
 @ingredient
@@ -145,30 +149,13 @@ class Krum:
         return x[score.argsort(stable=True)[: n - few]].mean(0)
 
 
-@ingredient
-class Agreeing:
-    """The mean of those buckets that point the way of all, none of them longer than their median length.
-
-    >>> Agreeing()(torch.tensor([[3.0, 0.0], [2.0, 1.0], [-30.0, 0.0]]))
-    tensor([2.5000, 0.5000])
-    """
-
-    kind: Literal["agreeing"] = "agreeing"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the mean (d,) of clipped vectors (n, d) whose product with the mean of all is not negative."""
-        short = shorten(x)
-        middle = short.mean(0)
-        return short[short @ middle >= 0].mean(0) if middle.any() else middle
+AnyRule = Annotated[Median | Trimmed | Clipped | Centered | Krum, Field(discriminator="kind"), Spelled]
 
 
-AnyRule = Annotated[Median | Trimmed | Clipped | Centered | Agreeing | Krum, Field(discriminator="kind"), Spelled]
-
-
-def shorten(x: Tensor) -> Tensor:
-    """Return vectors (n, d), none longer than their median length."""
+def shorten(x: Tensor, factor: float = 1.0) -> Tensor:
+    """Return vectors (n, d), none longer than a multiple of their median length."""
     length = torch.linalg.vector_norm(x, dim=1)
-    return x * (Median()(length[:, None]) / length.clamp(min=1e-300)).clamp(max=1)[:, None]
+    return x * (factor * Median()(length[:, None]) / length.clamp(min=1e-300)).clamp(max=1)[:, None]
 
 
 @ingredient

@@ -3,11 +3,11 @@
 Rules that look at one round alone (`robust`) cannot tell a liar from an honest client that is unlike the others. Over
 rounds the two differ: an honest update agrees with the others a little more often than not.
 
-    x_b   = update of bucket b, no longer than the median
+    x_b   = update of bucket b, no longer than FACTOR median lengths
     a_b   = cos(x_b, sum of x_c over trusted buckets c other than b)
     t_i  <- FADE * t_i + a_b,  q_i <- FADE^2 * q_i + a_b^2               for each client i of b
     a bucket is trusted unless  sum_i t_i < -SURE * sqrt(sum_i q_i)      over its clients
-    sums are means over trusted buckets, in each value no longer than the median
+    sums are means over trusted buckets, in each value no longer than FACTOR median lengths
 
 Clients are dealt to buckets in the order of t / sqrt(q). So liars come to share buckets, which are left out as a whole:
 the server needs no sum of fewer than `bucket` clients, and masks stay.
@@ -39,6 +39,8 @@ from fedtide.transforms.transform import Through, Transform, apply
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
+FACTOR = 2.0
+"""Largest length, in median lengths. With 1 honest clients lose half a point."""
 SURE = 1.0
 """Standard deviations by which agreement has to be below zero."""
 TINY = 1e-12
@@ -97,7 +99,7 @@ class Trusted(Transform):
                         trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
                     left_out += sum(len(ids) for ids, kept in zip(members, trusted, strict=True) if not kept)
                     some = [total for total, kept in zip(totals, trusted, strict=True) if kept]
-                    return combine(some or totals, Clipped())
+                    return combine(some or totals, Clipped(FACTOR))
 
                 key, rank = rng.at("buckets", asked), trust[:, 0] / trust[:, 1].sqrt().clamp(min=TINY)
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=rank)
@@ -156,7 +158,7 @@ def agree_with_others(updates: Sequence[Sequence[Tensor | None]], trusted: Seque
         there = [b for b, update in enumerate(of_model) if update is not None]
         if len(there) < FEWEST:
             continue
-        x = shorten(torch.stack([of_model[b] for b in there]).double())
+        x = shorten(torch.stack([of_model[b] for b in there]).double(), FACTOR)
         counts = torch.tensor([trusted[b] for b in there], dtype=torch.float64)[:, None]
         others = (x * counts).sum(0) - x * counts
         for b, cosine in zip(there, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
