@@ -3,11 +3,12 @@
 Rules that look at one round alone (`robust`) cannot tell a liar from an honest client that is unlike the others. Over
 rounds the two differ: an honest update agrees with the others a little more often than not.
 
-    x_b   = update of bucket b, no longer than FACTOR median lengths
+    x_b   = update of bucket b, no longer than the median
     a_b   = cos(x_b, sum of x_c over trusted buckets c other than b)
     t_i  <- FADE * t_i + a_b,  q_i <- FADE^2 * q_i + a_b^2               for each client i of b
     a bucket is trusted unless  sum_i t_i < -SURE * sqrt(sum_i q_i)      over its clients
-    sums are means over trusted buckets, in each value no longer than FACTOR median lengths
+    sums are means over trusted buckets, in each value no longer than 1 + p medians of their lengths,
+    with p the share of them with  sum_i t_i > SURE * sqrt(sum_i q_i)
 
 Clients are dealt to buckets in the order of t / sqrt(q). So liars come to share buckets, which are left out as a whole:
 the server needs no sum of fewer than `bucket` clients, and masks stay.
@@ -19,6 +20,8 @@ Choices:
     - ours: agreement is about the updates of models ("delta"), of each model of the server by itself. Its mean over
       them counts.
     - ours: clients that are left out go on training, so that they can come back.
+    - ours: nobody is proven at first, so sums of the first rounds are clipped at the median. Later that would cost honest
+      clients half a point.
     - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
     - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted.
 """
@@ -39,10 +42,8 @@ from fedtide.transforms.transform import Through, Transform, apply
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
-FACTOR = 2.0
-"""Largest length, in median lengths. With 1 honest clients lose half a point."""
 SURE = 1.0
-"""Standard deviations by which agreement has to be below zero."""
+"""Standard deviations by which agreement has to be below zero, or above."""
 TINY = 1e-12
 """Less than any agreement."""
 FEWEST = 3
@@ -92,14 +93,16 @@ class Trusted(Transform):
 
                 def join(totals: list[Tree], members: list[Tensor]) -> Tree:
                     nonlocal trust, left_out
-                    trusted = [is_trusted(trust[ids].sum(0)) for ids in members]
+                    proof = [float(t) / max(float(q) ** 0.5, TINY) for t, q in (trust[ids].sum(0) for ids in members)]
+                    trusted = [p >= -SURE for p in proof]
                     agreement = agree_with_others([vectors_of(total) for total in totals], trusted)
                     trust = trust.clone()
                     for ids, a in zip(members, agreement, strict=True):
                         trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
                     left_out += sum(len(ids) for ids, kept in zip(members, trusted, strict=True) if not kept)
                     some = [total for total, kept in zip(totals, trusted, strict=True) if kept]
-                    return combine(some or totals, Clipped(FACTOR))
+                    proven = sum(p > SURE for p in proof) / max(len(some), 1)
+                    return combine(some or totals, Clipped(1 + proven))
 
                 key, rank = rng.at("buckets", asked), trust[:, 0] / trust[:, 1].sqrt().clamp(min=TINY)
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=rank)
@@ -123,15 +126,6 @@ def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
     (Trusted(bucket=1, kind='trusted'),)
     """
     return apply(algorithm, Trusted(bucket))
-
-
-def is_trusted(sums: Tensor) -> bool:
-    """Tell whether t and q (2,) leave a chance that clients are honest.
-
-    >>> is_trusted(torch.tensor([-1.0, 1.0])), is_trusted(torch.tensor([-2.0, 1.0]))
-    (True, False)
-    """
-    return float(sums[0]) >= -SURE * float(sums[1]) ** 0.5
 
 
 def vectors_of(total: Tree) -> list[Tensor | None]:
@@ -158,7 +152,7 @@ def agree_with_others(updates: Sequence[Sequence[Tensor | None]], trusted: Seque
         there = [b for b, update in enumerate(of_model) if update is not None]
         if len(there) < FEWEST:
             continue
-        x = shorten(torch.stack([of_model[b] for b in there]).double(), FACTOR)
+        x = shorten(torch.stack([of_model[b] for b in there]).double())
         counts = torch.tensor([trusted[b] for b in there], dtype=torch.float64)[:, None]
         others = (x * counts).sum(0) - x * counts
         for b, cosine in zip(there, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
