@@ -21,7 +21,7 @@ from fedtide.fleets.liars import Absent, InnerProduct, LabelFlip, Liars, LittleI
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.learn import LocalTrainer
-from fedtide.transforms import Robust, apply
+from fedtide.transforms import Robust, Trusted, apply
 from fedtide.transforms.robust import Centered, Clipped, Krum, Median, Trimmed, deal_buckets
 from helpers import quadratics
 from helpers.toys import played, toy
@@ -86,6 +86,35 @@ def test_masks_refuse_buckets_that_they_do_not_open():
         played(toy("fedavg", {"transforms": [{"kind": "robust", "bucket": 2}]}, **secure), rounds=1)
     run = played(toy("fedavg", {"transforms": ["robust"], "cohort": "everyone"}, **secure), rounds=2)
     assert len(run.fleet.queries[0].answered) == 8
+
+
+# -- trust over rounds -------------------------------------------------------------------------------------------------
+
+
+def test_liars_are_left_out_from_the_third_round_on():
+    """Of ten clients with y = 4, m lie with the other sign. All updates are equally long, and cosines are 1 and -1.
+
+    t of a liar is -1, then -0.9 - 1 = -1.9, and q is 1, then 0.81 + 1. So t is -1 and -1.41 standard deviations: it is
+    left out of the third sum. Until then the sum is 1 - 2m/10 of an honest one.
+    """
+    targets = [[4]] * 10
+    lying = with_liars(apply(FEDAVG, Trusted()), Liars(0.3, SignFlip()))
+    m = sum(Rng(0).at("liar", client).numpy().random() < 0.3 for client in range(10))
+    assert 0 < m < 5
+    fleet = quadratics.fleet_of(lying, targets)
+    state = lying.init(fleet, Rng(0))
+    w, less = float(state.inner.weights.params["weight"]), 1 - 2 * m / 10
+    for factor, (after_round, facts) in zip((less, less, 1), quadratics.played(lying, fleet, state, 3), strict=True):
+        w += factor * (4 - w) / 2
+        assert float(after_round.inner.weights.params["weight"]) == pytest.approx(w, abs=1e-6)
+        assert facts["left_out"] == (m if factor == 1 else 0)
+
+
+def test_liars_come_to_share_buckets():
+    """Ranked by trust, the liars of nine clients are in one bucket of three."""
+    rank = torch.tensor([1.0, -2, 0.5, -3, 0, 2, 0, -1, 1])
+    bucket, _ = deal_buckets(torch.arange(9), None, 3, Rng(0), rank)
+    assert bucket[[1, 3, 7]].tolist() == [0, 0, 0]
 
 
 # -- liars -------------------------------------------------------------------------------------------------------------

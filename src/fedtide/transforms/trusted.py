@@ -17,25 +17,24 @@ When to use it: some clients may send anything, for many rounds. Where honest cl
 fewer of them out, so give such groups models of their own first.
 
 Choices:
-    - ours: agreement is about the updates of models ("delta"), of each model of the server by itself. Its mean over
-      them counts.
+    - ours: agreement is about updates of models, of each model of the server by itself. Its mean over them counts.
     - ours: clients that are left out go on training, so that they can come back.
-    - ours: nobody is proven at first, so sums of the first rounds are clipped at the median. Later that would cost honest
-      clients half a point.
+    - ours: nobody is proven at first, so sums of the first rounds are clipped at the median. Later that would cost
+      honest clients half a point.
     - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
     - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Algorithm, Extended, Facts, Reply, Sum
+from fedtide.core.base import Algorithm, Extended, Facts, Reply, Sum, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree
+from fedtide.core.trees import Tree, children, is_node
 from fedtide.fields.types import Count, ingredient
 from fedtide.transforms.robust import Clipped, ask_buckets, bucket_traits, combine, flat, shorten
 from fedtide.transforms.transform import Through, Transform, apply
@@ -95,7 +94,7 @@ class Trusted(Transform):
                     nonlocal trust, left_out
                     proof = [float(t) / max(float(q) ** 0.5, TINY) for t, q in (trust[ids].sum(0) for ids in members)]
                     trusted = [p >= -SURE for p in proof]
-                    agreement = agree_with_others([vectors_of(total) for total in totals], trusted)
+                    agreement = agree_with_others([updates_of(total) for total in totals], trusted)
                     trust = trust.clone()
                     for ids, a in zip(members, agreement, strict=True):
                         trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
@@ -128,31 +127,36 @@ def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
     return apply(algorithm, Trusted(bucket))
 
 
-def vectors_of(total: Tree) -> list[Tensor | None]:
-    """Return the mean update (d,) of each model in the sums of a bucket; None of one that nobody trained."""
-    deltas = total["delta"]
-    return [None if one is None or one.weight <= 0 else flat(one.value) / one.weight for one in (
-        [deltas] if isinstance(deltas, Sum) else deltas
-    )]  # fmt: skip
+def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
+    """Return the mean update (d,) of each model in the sums of a bucket, by its place in them.
+
+    >>> updates_of({"delta": [None, Sum(Weights({"w": torch.ones(2)}), 2.0)], "loss": Sum(3.0, 1.0)})
+    {'/delta/1': tensor([0.5000, 0.5000], dtype=torch.float64)}
+    """
+    if isinstance(total, Sum):
+        is_update = isinstance(total.value, Weights) and total.weight > 0
+        return {place: flat(total.value) / total.weight} if is_update else {}
+    parts = children(total) if is_node(total) else []
+    return {key: x for name, part in parts for key, x in updates_of(part, f"{place}/{name}").items()}
 
 
-def agree_with_others(updates: Sequence[Sequence[Tensor | None]], trusted: Sequence[bool]) -> list[float]:
+def agree_with_others(updates: Sequence[Mapping[str, Tensor]], trusted: Sequence[bool]) -> list[float]:
     """Return how much each bucket agrees with the trusted others: mean cosines over its models.
 
     Args:
-        updates: of each bucket, the update (d,) of each model, or None.
+        updates: of each bucket, the updates (d,) of models, by name.
         trusted: whether a bucket is.
 
     >>> east, north = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    >>> agree_with_others([[east], [north], [-east]], [True, True, False])
+    >>> agree_with_others([{"delta": east}, {"delta": north}, {"delta": -east}], [True, True, False])
     [0.0, 0.0, -0.7071067811865475]
     """
     cosines: list[list[float]] = [[] for _ in updates]
-    for of_model in zip(*updates, strict=True):
-        there = [b for b, update in enumerate(of_model) if update is not None]
+    for name in dict.fromkeys(name for of_bucket in updates for name in of_bucket):
+        there = [b for b, of_bucket in enumerate(updates) if name in of_bucket]
         if len(there) < FEWEST:
             continue
-        x = shorten(torch.stack([of_model[b] for b in there]).double())
+        x = shorten(torch.stack([updates[b][name] for b in there]).double())
         counts = torch.tensor([trusted[b] for b in there], dtype=torch.float64)[:, None]
         others = (x * counts).sum(0) - x * counts
         for b, cosine in zip(there, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
