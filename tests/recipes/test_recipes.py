@@ -76,8 +76,8 @@ PLAYED = (
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
-    "league-drift", "league-personal", "million-clients", "numbers", "pfedem-cifar", "pfedem-emnist", "pfllib-fmnist",
-    "private-clusters", "wearables", "wsm-baselines", "wsm-norms",
+    "league-drift", "league-personal", "liars-labels", "million-clients", "numbers", "pfedem-cifar", "pfedem-emnist",
+    "pfllib-fmnist", "private-clusters", "wearables", "wsm-baselines", "wsm-norms",
 )  # fmt: skip
 """Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 

@@ -67,7 +67,7 @@ class SignFlip:
     kind: Literal["sign-flip"] = "sign-flip"
 
     def lie(self, update: Weights) -> Weights:
-        """Return what is sent in place of an update."""
+        """Return the lie in place of an update."""
         return mul(update, -self.factor)
 
 
@@ -83,7 +83,7 @@ class Scaling:
     kind: Literal["scaling"] = "scaling"
 
     def lie(self, update: Weights) -> Weights:
-        """Return what is sent in place of an update."""
+        """Return the lie in place of an update."""
         return mul(update, self.factor)
 
 
@@ -106,11 +106,11 @@ class LittleIsEnough:
     kind: Literal["little-is-enough"] = "little-is-enough"
 
     def lie(self, update: Weights, updates: Sum, squares: Sum) -> Weights:
-        """Return what is sent in place of an update."""
+        """Return the lie in place of an update."""
 
-        def less(own: Tensor, m: Tensor, square: Tensor) -> Tensor:
+        def less(update: Tensor, m: Tensor, square: Tensor) -> Tensor:
             deviation = (square - m.square()).clamp(min=0).sqrt()
-            return (m - self.z * deviation).to(own.dtype)
+            return (m - self.z * deviation).to(update.dtype)
 
         return map_leaves(less, update, mean(updates), mean(squares))
 
@@ -127,13 +127,13 @@ class InnerProduct:
     kind: Literal["inner-product"] = "inner-product"
 
     def lie(self, update: Weights, updates: Sum, squares: Sum) -> Weights:
-        """Return what is sent in place of an update."""
-        return map_leaves(lambda own, m: (-self.factor * m).to(own.dtype), update, mean(updates))
+        """Return the lie in place of an update."""
+        return map_leaves(lambda leaf, m: (-self.factor * m).to(leaf.dtype), update, mean(updates))
 
 
 @ingredient
 class Absent:
-    """A liar sends nothing. What is left is the best that a sum can do against the other attacks."""
+    """A liar sends nothing. No sum can do better than that against the other attacks."""
 
     kind: Literal["absent"] = "absent"
 
@@ -158,7 +158,7 @@ class Liars:
 
 @dataclass(frozen=True)
 class Told:
-    """What participants receive: the payload, and sums of the honest updates of liars, and of their squares."""
+    """Payload of participants with sums of the honest updates of liars, and of their squares."""
 
     payload: Payload
     updates: Tree = None
@@ -166,10 +166,10 @@ class Told:
 
 
 def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
-    """Return an algorithm some of whose clients lie in training.
+    """Return an algorithm some of whose clients lie in training; as it is if its clients train nothing together.
 
     Raises:
-        FedtideError: clients train nothing together, or rows have no classes to flip.
+        FedtideError: rows have no classes to flip.
     """
     attack, honest = liars.attack, algorithm.works.get("train")
     if honest is None or algorithm.traits.models == "none":
@@ -177,7 +177,7 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
     if isinstance(attack, LabelFlip):
         refuse_numbers(algorithm.task, "liars.attack", attack.kind, "it flips classes")
         classes = classes_of(algorithm.task)
-    together = isinstance(attack, LittleIsEnough | InnerProduct)
+    colludes = isinstance(attack, LittleIsEnough | InnerProduct)
 
     def lies(rng: Rng) -> bool:
         _, client, _ = rng.path  # of a client's key
@@ -187,13 +187,13 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if isinstance(attack, Absent) and lies(rng):
             return None
-        told = payload if together else Told(payload)
+        message = payload if colludes else Told(payload)
         if isinstance(attack, LabelFlip) and lies(rng):
             shard = replace(shard, y=classes - 1 - shard.y)
-        answer = yield from stepwise(honest, told.payload, memory, shard, moment, rng)
+        answer = yield from stepwise(honest, message.payload, memory, shard, moment, rng)
         if answer is None or isinstance(attack, Absent | LabelFlip) or not lies(rng):
             return answer
-        plans = (told.updates, told.squares) if together else ()
+        plans = (message.updates, message.squares) if colludes else ()
         return replace(answer, total=change_updates(attack.lie, answer.total, *plans))
 
     @Stepwise
@@ -212,24 +212,24 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
             where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
             total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
             if options.get("slot") is None:
-                told: Any = Told(payload, **(total or {}))
+                message: Any = Told(payload, **(total or {}))
             else:
                 totals = [None] * len(payload) if total is None else total
-                told = [Told(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
-            reply: Reply = fleet.ask("train", clients, told, **options)
+                message = [Told(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
+            reply: Reply = fleet.ask("train", clients, message, **options)
             return reply
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
     lying = replace(algorithm, works={**algorithm.works, "train": train})
-    if not together:
+    if not colludes:
         return lying
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
     return replace(lying, works={**lying.works, PLAN: plan}, round=round, traits=traits)
 
 
 def change_updates(change: Callable[..., Weights], total: Tree, *plans: Tree) -> Tree:
-    """Return what a client sends with other updates of models; all else stays.
+    """Return the sums of a client with other updates of models; all else stays.
 
     Args:
         change: (update, sums of the plans) -> what is sent in its place.

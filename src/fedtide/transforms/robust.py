@@ -212,7 +212,7 @@ def robust(algorithm: Algorithm, rule: AnyRule = Centered(), bucket: int = 3) ->
 
 
 def bucket_traits(algorithm: Algorithm, bucket: int) -> Traits:
-    """Return what an algorithm declares if its server sees sums of so many clients."""
+    """Return the declarations of an algorithm if its server sees sums of so many clients."""
     traits = algorithm.traits
     fewest = bucket if traits.fewest is None else min(traits.fewest, bucket)
     reveals = traits.reveals if bucket > 1 else tuple(dict.fromkeys((*traits.reveals, "update")))
@@ -251,9 +251,9 @@ def ask_buckets(
     answered = torch.isin(clients, reply.clients)
 
     def joined(k: int) -> Tree:
-        some = [b for b, of in enumerate(slot_of) if of == k and reply.total[b] is not None]
-        members = [clients[answered & (bucket == b)] for b in some]
-        return join([reply.total[b] for b in some], members) if some else None
+        buckets = [b for b, of in enumerate(slot_of) if of == k and reply.total[b] is not None]
+        members = [clients[answered & (bucket == b)] for b in buckets]
+        return join([reply.total[b] for b in buckets], members) if buckets else None
 
     many = 0 if slot is None else len(payload) if slots is None else slots
     return replace(reply, total=[joined(k) for k in range(many)] if many else joined(0))
@@ -297,24 +297,24 @@ def combine(totals: Sequence[Tree], rule: AnyRule) -> Tree:
     >>> combine([{"n": Sum(2.0, 1.0)}, None, {"n": Sum(90.0, 9.0)}, {"n": Sum(8.0, 2.0)}], Median())
     {'n': Sum(value=24.0, weight=6.0)}
     """
-    known = [total for total in totals if total is not None]
-    if not known:
+    parts = [total for total in totals if total is not None]
+    if not parts:
         return None
-    if isinstance(known[0], Sum):
-        return combine_sums(known, rule)
-    if isinstance(known[0], Mapping):
-        return {name: combine([total[name] for total in known], rule) for name in known[0]}
-    return [combine(parts, rule) for parts in zip(*known, strict=True)]
+    if isinstance(parts[0], Sum):
+        return combine_sums(parts, rule)
+    if isinstance(parts[0], Mapping):
+        return {name: combine([total[name] for total in parts], rule) for name in parts[0]}
+    return [combine(leaf, rule) for leaf in zip(*parts, strict=True)]
 
 
 def combine_sums(sums: Sequence[Sum], rule: AnyRule) -> Sum:
     """Return the robust sum of one value. Buckets of no weight have no mean, and are left out unless all are."""
-    some = [one for one in sums if one.weight > 0] or list(sums)
-    if len(some) == 1:
-        return some[0]
-    weights = torch.tensor([one.weight for one in some], dtype=torch.float64)
-    means = torch.stack([flat(one.value) / (one.weight or 1.0) for one in some])
-    weight = float(Median()(weights[:, None])) * len(some)
+    buckets = [one for one in sums if one.weight > 0] or list(sums)
+    if len(buckets) == 1:
+        return buckets[0]
+    weights = torch.tensor([one.weight for one in buckets], dtype=torch.float64)
+    means = torch.stack([flat(one.value) / (one.weight or 1.0) for one in buckets])
+    weight = float(Median()(weights[:, None])) * len(buckets)
     left = rule(means) * (weight or 1.0)
 
     def part(leaf: Any) -> Any:
@@ -322,9 +322,9 @@ def combine_sums(sums: Sequence[Sum], rule: AnyRule) -> Sum:
             return float(next(cut))
         return next(cut).reshape(leaf.shape)
 
-    sizes = [leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves(some[0].value)]
+    sizes = [leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves(buckets[0].value)]
     cut: Iterator[Tensor] = iter(left.split(sizes))
-    return Sum(map_leaves(part, some[0].value), weight)
+    return Sum(map_leaves(part, buckets[0].value), weight)
 
 
 def flat(value: Tree) -> Tensor:

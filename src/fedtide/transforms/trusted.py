@@ -98,10 +98,10 @@ class Trusted(Transform):
                     trust = trust.clone()
                     for ids, a in zip(members, agreement, strict=True):
                         trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
-                    left_out += sum(len(ids) for ids, kept in zip(members, trusted, strict=True) if not kept)
-                    some = [total for total, kept in zip(totals, trusted, strict=True) if kept]
-                    proven = sum(p > SURE for p in proof) / max(len(some), 1)
-                    return combine(some or totals, Clipped(1 + proven))
+                    left_out += sum(len(ids) for ids, ok in zip(members, trusted, strict=True) if not ok)
+                    believed = [total for total, ok in zip(totals, trusted, strict=True) if ok]
+                    proven = sum(p > SURE for p in proof) / max(len(believed), 1)
+                    return combine(believed or totals, Clipped(1 + proven))
 
                 key, rank = rng.at("buckets", asked), trust[:, 0] / trust[:, 1].sqrt().clamp(min=TINY)
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=rank)
@@ -153,12 +153,12 @@ def agree_with_others(updates: Sequence[Mapping[str, Tensor]], trusted: Sequence
     """
     cosines: list[list[float]] = [[] for _ in updates]
     for name in dict.fromkeys(name for of_bucket in updates for name in of_bucket):
-        there = [b for b, of_bucket in enumerate(updates) if name in of_bucket]
-        if len(there) < FEWEST:
+        holders = [b for b, of_bucket in enumerate(updates) if name in of_bucket]
+        if len(holders) < FEWEST:
             continue
-        x = shorten(torch.stack([updates[b][name] for b in there]).double())
-        counts = torch.tensor([trusted[b] for b in there], dtype=torch.float64)[:, None]
+        x = shorten(torch.stack([updates[b][name] for b in holders]).double())
+        counts = torch.tensor([trusted[b] for b in holders], dtype=torch.float64)[:, None]
         others = (x * counts).sum(0) - x * counts
-        for b, cosine in zip(there, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
+        for b, cosine in zip(holders, torch.cosine_similarity(x, others, dim=1).tolist(), strict=True):
             cosines[b].append(cosine)
     return [sum(of_bucket) / max(len(of_bucket), 1) for of_bucket in cosines]
