@@ -98,9 +98,7 @@ def test_liars_are_left_out_from_the_third_round_on():
     left out of the third sum. Until then the sum is 1 - 2m/10 of an honest one.
     """
     targets = [[4]] * 10
-    lying = with_liars(apply(FEDAVG, Trusted()), Liars(0.3, SignFlip()))
-    m = sum(Rng(0).at("liar", client).numpy().random() < 0.3 for client in range(10))
-    assert 0 < m < 5
+    lying, m = with_liars(apply(FEDAVG, Trusted()), Liars(0.3, SignFlip()), torch.arange(10), 0), 3
     fleet = quadratics.fleet_of(lying, targets)
     state = lying.init(fleet, Rng(0))
     w, less = float(state.inner.weights.params["weight"]), 1 - 2 * m / 10
@@ -132,7 +130,9 @@ def test_liars_come_to_share_buckets():
     ],
 )
 def test_attacks_by_hand(attack, expected):
-    assert after(with_liars(FEDAVG, Liars(1.0, attack)), w=1.0) == pytest.approx(expected, abs=1e-12)
+    assert after(with_liars(FEDAVG, Liars(1.0, attack), torch.arange(2), 0), w=1.0) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_a_liar_flips_labels_and_nothing_else():
@@ -141,32 +141,24 @@ def test_a_liar_flips_labels_and_nothing_else():
     algorithm, fleet = run.host.algorithm, run.fleet
     shard, key = fleet.population.shard(0, Moment(0, 1)), Rng(0).at(0, 0, "train")
     weights = run.steps[0].received.weights
-    lying = with_liars(algorithm, Liars(1.0, LabelFlip())).works["train"](weights, None, shard, Moment(0, 1), key)
+    lying = with_liars(algorithm, Liars(1.0, LabelFlip()), torch.arange(8), 0).works["train"](
+        weights, None, shard, Moment(0, 1), key
+    )
     flipped = algorithm.works["train"](weights, None, replace(shard, y=2 - shard.y), Moment(0, 1), key)
     assert same(lying.total, flipped.total)
 
 
-def test_liars_are_the_same_in_every_round_and_about_as_many_as_asked():
-    """Of 400 clients of equal updates a share s lies with the other sign, so w moves by 1 - 2s."""
-    targets = [[2]] * 400
-    moved = after(with_liars(FEDAVG, Liars(0.2, SignFlip())), targets)
-    assert moved == pytest.approx(0.6, abs=0.1)
-    again = after(with_liars(FEDAVG, Liars(0.2, SignFlip())), targets, rounds=2)
-    assert again == pytest.approx(moved + moved * (1 - moved / 2), abs=1e-9)
-
-
-def test_nobody_lies_if_the_share_is_zero():
-    for attack in ("sign-flip", "little-is-enough"):
-        lying = played(toy("ifca", liars={"share": 0.0, "attack": attack}), rounds=3).state
-        assert same(lying.weights, played(toy("ifca"), rounds=3).state.weights)
+def test_liars_are_the_same_in_every_round_and_as_many_as_asked():
+    """Of 40 clients of equal updates 8 lie with the other sign, so w moves by 1 - 16/40 of an honest step."""
+    lying = with_liars(FEDAVG, Liars(0.2, SignFlip()), torch.arange(40), 7)
+    assert after(lying, [[2]] * 40) == pytest.approx(0.6, abs=1e-12)
+    assert after(lying, [[2]] * 40, rounds=2) == pytest.approx(0.6 + 0.6 * (2 - 0.6) / 2, abs=1e-12)
 
 
 def test_who_is_absent_is_not_in_the_sum():
-    """Whoever stays away, the mean of the others is near 1. If all do, nothing moves."""
-    targets = [[0]] * 200 + [[4]] * 200
-    moved = after(with_liars(FEDAVG, Liars(0.2, Absent())), targets)
-    assert moved == pytest.approx(1, abs=0.1)
-    assert after(with_liars(FEDAVG, Liars(1.0, Absent())), targets) == 0
+    """Whoever stays away, the mean of the others is the step of all. If everybody does, nothing moves."""
+    for share, expected in ((0.2, 1), (1.0, 0)):
+        assert after(with_liars(FEDAVG, Liars(share, Absent()), torch.arange(40), 0), [[2]] * 40) == expected
 
 
 def test_numbers_have_no_labels_to_flip():

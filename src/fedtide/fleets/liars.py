@@ -12,7 +12,7 @@
 m and s are mean and deviation of the honest updates of all liars of the round, which know each other.
 
 Choices:
-    - ours: each client is a liar with probability `share`, for a whole run. So their number is about that share.
+    - ours: liars are drawn once for a whole run, among all clients that can be asked.
     - ours: liars lie about updates of models in training. Counts, losses, weights and other questions are honest.
     - ours: what a liar keeps, and how it is evaluated, is that of its honest training. But "label-flip" trains and
       keeps the flipped one.
@@ -148,7 +148,7 @@ class Liars:
     """Clients that lie about their training, in a simulation.
 
     Args:
-        share: of the clients, each drawn independently.
+        share: of the clients, rounded to a whole number.
         attack: what they send: "absent", "sign-flip", "scaling", "label-flip", "little-is-enough" or "inner-product".
     """
 
@@ -165,8 +165,14 @@ class Told:
     squares: Tree = None
 
 
-def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
+def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -> Algorithm:
     """Return an algorithm some of whose clients lie in training; as it is if its clients train nothing together.
+
+    Args:
+        algorithm: what honest clients do.
+        liars: how many lie, and how.
+        clients: ids of those that can be asked.
+        seed: of the draw.
 
     Raises:
         FedtideError: rows have no classes to flip.
@@ -177,11 +183,13 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
     if isinstance(attack, LabelFlip):
         refuse_numbers(algorithm.task, "liars.attack", attack.kind, "it flips classes")
         classes = classes_of(algorithm.task)
+    number = round(liars.share * len(clients))
+    lying = set(Rng(seed).at("liars").numpy().choice(clients.numpy(), number, replace=False).tolist())
     colludes = isinstance(attack, LittleIsEnough | InnerProduct)
 
     def lies(rng: Rng) -> bool:
         _, client, _ = rng.path  # of a client's key
-        return bool(Rng(rng.seed).at("liar", client).numpy().random() < liars.share)
+        return client in lying
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
@@ -207,7 +215,7 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
         squares = change_updates(lambda d: map_leaves(torch.square, d), answer.total)
         return Answer({"updates": answer.total, "squares": squares})
 
-    def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
+    def play(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
         def ask(clients: Tensor, payload: Any, **options: Any) -> Reply:
             where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
             total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
@@ -221,11 +229,11 @@ def with_liars(algorithm: Algorithm, liars: Liars) -> Algorithm:
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
-    lying = replace(algorithm, works={**algorithm.works, "train": train})
+    works = {**algorithm.works, "train": train}
     if not colludes:
-        return lying
+        return replace(algorithm, works=works)
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
-    return replace(lying, works={**lying.works, PLAN: plan}, round=round, traits=traits)
+    return replace(algorithm, works={**works, PLAN: plan}, round=play, traits=traits)
 
 
 def change_updates(change: Callable[..., Weights], total: Tree, *plans: Tree) -> Tree:

@@ -308,7 +308,7 @@ def built(
         population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
     if experiment.liars is not None:
-        algorithm = with_liars(algorithm, experiment.liars)
+        algorithm = with_liars(algorithm, experiment.liars, population.clients, seed)
     cohort = cohort_of(method)
     size = None if cohort is None else cohort.clients_per_round
     if size is not None and size > population.registered:
