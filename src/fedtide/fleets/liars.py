@@ -41,6 +41,7 @@ from fedtide.core.base import (
     Sum,
     Weighted,
     Weights,
+    Work,
     mean,
 )
 from fedtide.core.rng import Rng
@@ -229,7 +230,7 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
-    works = {**algorithm.works, "train": train}
+    works: dict[str, Work] = {**algorithm.works, "train": train}
     if not colludes:
         return replace(algorithm, works=works)
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
