@@ -36,7 +36,8 @@ class Transform(Protocol):
 
 
 OF_MODELS = "anchored", "at-home", "personalized", "pooled", "shared"
-"""Kinds of transforms that read or change the models of a method, which are all but "on-need"."""
+"""Kinds of transforms that read or change the models of a method, which are all but "on-need", "robust" and
+"trusted"."""
 
 
 def refuse_all(why: str) -> Mapping[str, str]:
