@@ -170,7 +170,7 @@ def test_numbers_have_no_labels_to_flip():
 @pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "little-is-enough"])
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "fedem", "fielding", "scaffold"])
 def test_laws_hold_with_liars(name, attack):
-    """Runs that are stopped and resumed, workers and stacked clients give what they give of honest clients."""
+    """A law raises if it is broken: stops, drop-outs, bytes, and clients that are stacked."""
     case = Case(lambda given=None, **changes: toy(name, given, liars={"share": 0.5, "attack": attack}, **changes), None)
-    for law in (every.plays, every.dropouts, every.stops):
-        law(case)
+    laws = every.plays, every.dropouts, every.stops, every.wire, every.stacks
+    assert [law(case) for law in laws] == [None] * len(laws)

@@ -20,7 +20,7 @@ Choices:
     - ours: what liars tell each other is in the bytes of a round, and takes no time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -188,26 +188,47 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
     lying = set(Rng(seed).at("liars").numpy().choice(clients.numpy(), number, replace=False).tolist())
     colludes = isinstance(attack, LittleIsEnough | InnerProduct)
 
-    def lies(rng: Rng) -> bool:
-        _, client, _ = rng.path  # of a client's key
-        return client in lying
-
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        if isinstance(attack, Absent) and lies(rng):
-            return None
         message = payload if colludes else Told(payload)
-        if isinstance(attack, LabelFlip) and lies(rng):
+        if client_of(rng) not in lying:
+            return (yield from stepwise(honest, message.payload, memory, shard, moment, rng))
+        if isinstance(attack, Absent):
+            return None
+        if isinstance(attack, LabelFlip):
             shard = replace(shard, y=classes - 1 - shard.y)
         answer = yield from stepwise(honest, message.payload, memory, shard, moment, rng)
-        if answer is None or isinstance(attack, Absent | LabelFlip) or not lies(rng):
+        if answer is None or isinstance(attack, LabelFlip):
             return answer
         plans = (message.updates, message.squares) if colludes else ()
         return replace(answer, total=change_updates(attack.lie, answer.total, *plans))
 
+    dishonest = replace(algorithm, works={**algorithm.works, "train": train})
+    return with_plans(dishonest, honest, lying) if colludes else dishonest
+
+
+def client_of(rng: Rng) -> int:
+    """Return the client of a key (round, client, question).
+
+    >>> client_of(Rng(0).at(3, 17, "train"))
+    17
+    """
+    _, client, _ = rng.path
+    return int(client)
+
+
+def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Algorithm:
+    """Let liars tell each other their honest updates before they train.
+
+    Args:
+        algorithm: whose work "train" receives `Told`.
+        honest: that work of an honest client.
+        lying: ids of the liars.
+    """
+
     @Stepwise
     def plan(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        if not lies(rng):
+        if client_of(rng) not in lying:
             return None
         key = Rng(rng.seed, (*rng.path[:-1], str(rng.path[-1]).replace(PLAN, "train")))
         answer = yield from stepwise(honest, payload, memory, shard, moment, key)
@@ -216,7 +237,7 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
         squares = change_updates(lambda d: map_leaves(torch.square, d), answer.total)
         return Answer({"updates": answer.total, "squares": squares})
 
-    def play(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
+    def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
         def ask(clients: Tensor, payload: Any, **options: Any) -> Reply:
             where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
             total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
@@ -230,11 +251,8 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
-    works: dict[str, Work] = {**algorithm.works, "train": train}
-    if not colludes:
-        return replace(algorithm, works=works)
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
-    return replace(algorithm, works={**works, PLAN: plan}, round=play, traits=traits)
+    return replace(algorithm, works={**algorithm.works, PLAN: plan}, round=round, traits=traits)
 
 
 def change_updates(change: Callable[..., Weights], total: Tree, *plans: Tree) -> Tree:

@@ -175,11 +175,11 @@ class Robust(Transform):
     @property
     def label(self) -> str:
         """Words beside the name of a method with this transform."""
-        return f"{self.rule.kind} of {self.bucket}s" if self.bucket > 1 else self.rule.kind
+        return in_words(self.rule.kind, self.bucket)
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm."""
-        return "" if algorithm.traits.first is None else "its rounds count the first answers, and buckets wait for all"
+        return why_no_buckets(algorithm)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Ask clients in buckets, and hand the method robust sums."""
@@ -206,9 +206,23 @@ def robust(algorithm: Algorithm, rule: AnyRule = Centered(), bucket: int = 3) ->
     >>> import fedtide as ft
     >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
     >>> robust(ft.algorithms.fedavg(task)).transforms[0].label
-    'centered of 3s'
+    'centered in buckets of 3'
     """
     return apply(algorithm, Robust(rule, bucket))
+
+
+def in_words(what: str, bucket: int) -> str:
+    """Return the words for sums of buckets.
+
+    >>> in_words("median", 1), in_words("median", 3)
+    ('median', 'median in buckets of 3')
+    """
+    return f"{what} in buckets of {bucket}" if bucket > 1 else what
+
+
+def why_no_buckets(algorithm: Algorithm) -> str:
+    """Return the reason why clients cannot be asked in buckets; "" if they can."""
+    return "" if algorithm.traits.first is None else "its rounds count the first answers, and buckets wait for all"
 
 
 def bucket_traits(algorithm: Algorithm, bucket: int) -> Traits:

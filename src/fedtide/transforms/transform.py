@@ -36,8 +36,7 @@ class Transform(Protocol):
 
 
 OF_MODELS = "anchored", "at-home", "personalized", "pooled", "shared"
-"""Kinds of transforms that read or change the models of a method, which are all but "on-need", "robust" and
-"trusted"."""
+"""Kinds of transforms that read or change the models of a method. Others change how rounds are played."""
 
 
 def refuse_all(why: str) -> Mapping[str, str]:

@@ -36,7 +36,16 @@ from fedtide.core.base import Algorithm, Extended, Facts, Reply, Sum, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.fields.types import Count, ingredient
-from fedtide.transforms.robust import Clipped, ask_buckets, bucket_traits, combine, flat, shorten
+from fedtide.transforms.robust import (
+    Clipped,
+    ask_buckets,
+    bucket_traits,
+    combine,
+    flat,
+    in_words,
+    shorten,
+    why_no_buckets,
+)
 from fedtide.transforms.transform import Through, Transform, apply
 
 FADE = 0.9
@@ -71,11 +80,11 @@ class Trusted(Transform):
     @property
     def label(self) -> str:
         """Words beside the name of a method with this transform."""
-        return f"trusted in {self.bucket}s" if self.bucket > 1 else "trusted"
+        return in_words(self.kind, self.bucket)
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm."""
-        return "" if algorithm.traits.first is None else "its rounds count the first answers, and buckets wait for all"
+        return why_no_buckets(algorithm)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Ask clients in buckets, and hand the method the sums of trusted ones."""
@@ -92,7 +101,7 @@ class Trusted(Transform):
 
                 def join(totals: list[Tree], members: list[Tensor]) -> Tree:
                     nonlocal trust, left_out
-                    proof = [float(t) / max(float(q) ** 0.5, TINY) for t, q in (trust[ids].sum(0) for ids in members)]
+                    proof = [float(certainty(trust[ids].sum(0))) for ids in members]
                     trusted = [p >= -SURE for p in proof]
                     agreement = agree_with_others([updates_of(total) for total in totals], trusted)
                     trust = trust.clone()
@@ -103,8 +112,8 @@ class Trusted(Transform):
                     proven = sum(p > SURE for p in proof) / max(len(believed), 1)
                     return combine(believed or totals, Clipped(1 + proven))
 
-                key, rank = rng.at("buckets", asked), trust[:, 0] / trust[:, 1].sqrt().clamp(min=TINY)
-                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=rank)
+                key = rng.at("buckets", asked)
+                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=certainty(trust))
 
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
             return Extended(inner, Trust(trust)), {**facts, "left_out": left_out}
@@ -125,6 +134,15 @@ def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
     (Trusted(bucket=1, kind='trusted'),)
     """
     return apply(algorithm, Trusted(bucket))
+
+
+def certainty(sums: Tensor) -> Tensor:
+    """Return t / sqrt(q) of sums (..., 2), 0 where there are none.
+
+    >>> certainty(torch.tensor([[-2.0, 4.0], [0.0, 0.0]])).tolist()
+    [-1.0, 0.0]
+    """
+    return sums[..., 0] / sums[..., 1].sqrt().clamp(min=TINY)
 
 
 def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
