@@ -124,8 +124,10 @@ def build_asynchronous(
         return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting)}
+    few = "few answers of one age come at a time, which are no buckets"
+    refuses = {"on-need": "clients in flight train over several rounds, and a pause would not stop them"}
     traits = Traits(
-        refuses={"on-need": "clients in flight train over several rounds, and a pause would not stop them"},
+        refuses=refuses | {"robust": few, "trusted": few},
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
         unprivate="a client may answer in the rounds of several models, and no budget plans these",
     )
