@@ -47,6 +47,7 @@ from fedtide.core.base import (
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.weights import mul
+from fedtide.draw.prose import share_of
 from fedtide.fields.types import Fraction, Positive, Spelled, ingredient
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import classes_of, refuse_numbers
@@ -155,6 +156,16 @@ class Liars:
 
     share: Fraction = 0.2
     attack: Attack = SignFlip()
+
+    def words(self) -> str:
+        """Describe the liars.
+
+        >>> Liars().words(), Liars(0.5, Absent()).words(), Liars(0.0).words()
+        ('20 % of the clients lie (sign-flip, factor 1). ', 'Half of the clients lie (absent). ', '')
+        """
+        strength = [f"{name} {value:g}" for name, value in vars(self.attack).items() if name != "kind"]
+        how = ", ".join([self.attack.kind, *strength])
+        return f"{share_of(self.share).capitalize()} of the clients lie ({how}). " if self.share else ""
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,7 @@ def setting(record: ExperimentRecord) -> str:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()
+        text += "" if experiment.liars is None else experiment.liars.words()
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": "The model is judged on the rows of the next window, in which clients may be new."

@@ -207,6 +207,13 @@ def test_a_partition_without_a_number_of_clients_has_the_number_of_judged_ones(t
     assert re.match(r"The clients of a simulation, of whom \d+ are judged; 1 seed", setting(record))
 
 
+def test_a_report_says_who_lies(tmp_path):
+    lying = from_dict({"rounds": 1, "liars": {"share": 0.25}, "shift": {"who": "always"}, "method": [A],
+                       "data": {"partition": {"kind": "iid", "clients": 12}}, "model": "linear"})  # fmt: skip
+    (record,) = read_experiment(studies.finished(tmp_path / "run", lying))
+    assert "25 % of the clients lie (sign-flip, factor 1). " in setting(record)
+
+
 def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, tmp_path):
     shutil.copytree(root, tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
