@@ -1,4 +1,7 @@
-"""The trackers themselves, where their libraries are installed: each value once, also after a process was killed."""
+"""The trackers themselves, where their libraries are installed: each value once, also after a process was killed.
+
+All tracking is in processes of its own. Some libraries leave sockets open, which would end in other tests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from importlib import import_module
 
 import pytest
 
-import fedtide as ft
 from fedtide.config import from_dict, resolved, to_toml
 from fedtide.core.record import read_rounds
 from fedtide.tracking.feed import values_of
@@ -19,6 +21,7 @@ from helpers.toys import toy
 
 ROUNDS = 40
 BLOCK = 32768
+FEDTIDE = sys.executable, "-m", "fedtide"
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -27,13 +30,17 @@ def study(kind):
     return from_dict(resolved(toy("fedavg", rounds=ROUNDS, eval_every=4, checkpoint_every=8)) | {"track": kind})
 
 
+def track(root):
+    subprocess.run([*FEDTIDE, "track", str(root)], check=True, stdout=subprocess.DEVNULL)
+
+
 def killed_and_resumed(kind, folder):
     """Kill a run while it plays, twice, and go on."""
     (folder / "study.toml").write_text(to_toml(study(kind)))
     root = folder / "run"
     command = ["run", "study.toml", "--out", "run"]
     for enough in (12, 24):
-        process = subprocess.Popen([sys.executable, "-m", "fedtide", *command], cwd=folder, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*FEDTIDE, *command], cwd=folder, stdout=subprocess.DEVNULL)
         lines = root / "toy" / "0" / "rounds.jsonl"
         while process.poll() is None and not (lines.is_file() and lines.read_bytes().count(b"\n") > enough):
             time.sleep(0.01)
@@ -41,7 +48,7 @@ def killed_and_resumed(kind, folder):
         process.wait()
         command = ["resume", "run"]
     assert b"held_out_clients" in lines.read_bytes()
-    ft.resume(root, quiet=True)
+    subprocess.run([*FEDTIDE, *command, "--quiet"], cwd=folder, check=True)
     told = {}
     for line in read_rounds(root / "toy" / "0"):
         for name, value in values_of(line).items():
@@ -55,7 +62,7 @@ def test_tensorboard(tmp_path):
     for _ in range(2):
         read = events.EventAccumulator(str(root / "track" / "tensorboard" / "toy" / "0"), {"scalars": 0}).Reload()
         assert {name: [(e.step, e.value) for e in read.Scalars(name)] for name in read.Tags()["scalars"]} == told
-        ft.track(root)
+        track(root)
 
 
 def test_mlflow(tmp_path, monkeypatch):
@@ -70,7 +77,7 @@ def test_mlflow(tmp_path, monkeypatch):
         assert found == told
         assert run.data.params["method.name"] == "toy"
         assert run.info.status == "FINISHED"
-        ft.track(root)
+        track(root)
 
 
 def test_wandb(tmp_path):
@@ -87,7 +94,7 @@ def test_wandb(tmp_path):
             for name in values.keys() - {"_step", "_runtime", "_timestamp"}:
                 found.setdefault(name, []).append((int(values["_step"]), float(values[name])))
         assert found == told
-        ft.track(root)
+        track(root)
 
 
 def records_in(data):
