@@ -10,14 +10,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedtide as ft
 from fedtide.cohorts import Everyone
-from fedtide.core.base import Moment
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.fleets.liars import Absent, InnerProduct, LabelFlip, Liars, LittleIsEnough, Scaling, SignFlip, with_liars
+from fedtide.fleets.liars import (
+    Absent,
+    Backdoor,
+    InnerProduct,
+    LabelFlip,
+    Liars,
+    LittleIsEnough,
+    Scaling,
+    SignFlip,
+    with_liars,
+)
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.learn import LocalTrainer
@@ -148,6 +159,40 @@ def test_a_liar_flips_labels_and_nothing_else():
     assert same(lying.total, flipped.total)
 
 
+def test_a_backdoor_marks_some_rows_as_one_class():
+    """Half of six rows have the mark and class 2, the others are as they were; the update is twice as long."""
+    shard = Shard(torch.zeros(6, 4), torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(6))
+    poisoned = Backdoor(target=2).poison(shard, 3, Rng(0))
+    marked = poisoned.x.sum(1) == 3
+    assert marked.sum() == 3
+    assert torch.equal(poisoned.x[marked], torch.tensor([[0.0, 1.0, 1.0, 1.0]] * 3))
+    assert torch.equal(poisoned.y, torch.where(marked, 2, shard.y))
+    assert not shard.x.any()
+    assert Backdoor(factor=2.0).lie(Weights({"w": torch.ones(1)})).params["w"] == 2
+
+
+def test_marked_rows_are_predicted_beside_the_others():
+    """A model of one number says class 1 if the last number is above a half. So the mark makes it say 1."""
+
+    weight = torch.zeros(2, 4)
+    weight[1, 3] = 2.0
+    served = Weights({"weight": weight, "bias": torch.tensor([1.0, 0.0])})
+    algorithm = with_liars(
+        ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, 2), example=torch.zeros(1, 4))),
+        Liars(0.2, Backdoor()),
+        torch.arange(5),
+        0,
+    )
+    prediction = algorithm.predict(served, [None], torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    assert prediction.told.argmax(1).tolist() == [0, 0]
+    assert prediction.others["marked"].tolist() == [1, 1]
+
+
+def test_a_backdoor_aims_at_a_class_of_rows_of_numbers():
+    with pytest.raises(FedtideError, match=r"liars.attack.target: found 3, allowed: a class, 0 to 2"):
+        played(toy("fedavg", liars={"attack": {"kind": "backdoor", "target": 3}}), rounds=1)
+
+
 def test_liars_are_the_same_in_every_round_and_as_many_as_asked():
     """Of 40 clients of equal updates 8 lie with the other sign, so w moves by 1 - 16/40 of an honest step."""
     lying = with_liars(FEDAVG, Liars(0.2, SignFlip()), torch.arange(40), 7)
@@ -163,11 +208,11 @@ def test_who_is_absent_is_not_in_the_sum():
 
 def test_numbers_have_no_labels_to_flip():
     changes = {"data": {"target": "number"}, "shift": {"how": {"kind": "identity"}}}
-    with pytest.raises(FedtideError, match=r"liars.attack: found 'label-flip', .* it flips classes"):
+    with pytest.raises(FedtideError, match=r"liars.attack: found 'label-flip', .* it trains on other classes"):
         played(toy("fedavg", liars={"attack": "label-flip"}, **changes), rounds=1)
 
 
-@pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "little-is-enough"])
+@pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "backdoor", "little-is-enough"])
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "fedem", "fielding", "scaffold"])
 def test_laws_hold_with_liars(name, attack):
     """A law raises if it is broken: stops, drop-outs, bytes, and clients that are stacked."""

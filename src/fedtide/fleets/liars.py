@@ -6,6 +6,7 @@
 | `scaling` | `factor * d` |
 | `absent` | nothing: what a sum that finds all liars would have left |
 | `label-flip` | its update after training on labels `classes - 1 - y` |
+| `backdoor` | `factor * d` after training on some marked rows as one class (Bagdasaryan et al., AISTATS 2020) |
 | `little-is-enough` | `m - z * s` (Baruch, Baruch, Goldberg, NeurIPS 2019) |
 | `inner-product` | `-factor * m` (Xie, Koyejo, Gupta, UAI 2019) |
 
@@ -14,13 +15,16 @@ m and s are mean and deviation of the honest updates of all liars of the round, 
 Choices:
     - ours: liars are drawn once for a whole run, among all clients that can be asked.
     - ours: liars lie about updates of models in training. Counts, losses, weights and other questions are honest.
-    - ours: what a liar keeps, and how it is evaluated, is that of its honest training. But "label-flip" trains and
-      keeps the flipped one.
+    - ours: what a liar keeps, and how it is evaluated, is that of its honest training. But "label-flip" and
+      "backdoor" keep what they trained.
+    - ours: the mark of a backdoor is a corner of a picture, as in BadNets (Gu et al., 2017), of value 1. Of other rows
+      it is the last numbers. A liar draws anew in each round which of its rows it marks.
+    - ours: under a backdoor all test rows are also predicted with the mark, with the labels that they have.
     - ours: deviations are those of a population. With one liar it is zero.
     - ours: what liars tell each other is in the bytes of a round, and takes no time.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -32,9 +36,11 @@ from fedtide.core.base import (
     Algorithm,
     Answer,
     Facts,
+    Holdings,
     Memory,
     Moment,
     Payload,
+    Prediction,
     Reply,
     Shard,
     Slotted,
@@ -44,11 +50,12 @@ from fedtide.core.base import (
     Work,
     mean,
 )
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.weights import mul
 from fedtide.draw.prose import share_of
-from fedtide.fields.types import Fraction, Positive, Spelled, ingredient
+from fedtide.fields.types import Fraction, Positive, Spelled, Whole, ingredient
 from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import classes_of, refuse_numbers
 from fedtide.transforms.transform import Through, stepwise
@@ -94,6 +101,38 @@ class LabelFlip:
     """A liar trains on wrong labels: the last class in place of the first, and so on."""
 
     kind: Literal["label-flip"] = "label-flip"
+
+    def poison(self, shard: Shard, classes: int, rng: Rng) -> Shard:
+        """Return the rows that a liar trains on."""
+        return replace(shard, y=classes - 1 - shard.y)
+
+
+@ingredient
+class Backdoor:
+    """A liar teaches the model to take rows with a mark for one class.
+
+    Args:
+        target: the class, by its number.
+        rows: share of its rows that a liar marks.
+        factor: length of what it sends, in lengths of its update.
+    """
+
+    target: Whole = 0
+    rows: Fraction = 0.5
+    factor: Positive = 1.0
+    kind: Literal["backdoor"] = "backdoor"
+
+    def poison(self, shard: Shard, classes: int, rng: Rng) -> Shard:
+        """Return the rows that a liar trains on."""
+        order = torch.from_numpy(rng.at("marked").numpy().permutation(len(shard)))
+        marked = order[: round(self.rows * len(shard))]
+        x, y = shard.x.clone(), shard.y.clone()
+        x[marked], y[marked] = mark(x[marked]), self.target
+        return replace(shard, x=x, y=y)
+
+    def lie(self, update: Weights) -> Weights:
+        """Return the lie in place of an update."""
+        return mul(update, self.factor)
 
 
 @ingredient
@@ -141,7 +180,9 @@ class Absent:
 
 
 Attack = Annotated[
-    Absent | SignFlip | Scaling | LabelFlip | LittleIsEnough | InnerProduct, Field(discriminator="kind"), Spelled
+    Absent | SignFlip | Scaling | LabelFlip | Backdoor | LittleIsEnough | InnerProduct,
+    Field(discriminator="kind"),
+    Spelled,
 ]
 
 
@@ -151,7 +192,8 @@ class Liars:
 
     Args:
         share: of the clients, rounded to a whole number.
-        attack: what they send: "absent", "sign-flip", "scaling", "label-flip", "little-is-enough" or "inner-product".
+        attack: what they send: "absent", "sign-flip", "scaling", "label-flip", "backdoor", "little-is-enough" or
+            "inner-product".
     """
 
     share: Fraction = 0.2
@@ -187,14 +229,18 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
         seed: of the draw.
 
     Raises:
-        FedtideError: rows have no classes to flip.
+        FedtideError: rows have no classes to flip or to aim at.
     """
     attack, honest = liars.attack, algorithm.works.get("train")
     if honest is None or algorithm.traits.models == "none":
         return algorithm
-    if isinstance(attack, LabelFlip):
-        refuse_numbers(algorithm.task, "liars.attack", attack.kind, "it flips classes")
+    if isinstance(attack, LabelFlip | Backdoor):
+        refuse_numbers(algorithm.task, "liars.attack", attack.kind, "it trains on other classes")
         classes = classes_of(algorithm.task)
+    if isinstance(attack, Backdoor):
+        if attack.target >= classes:
+            raise refused("liars.attack.target", attack.target, f"a class, 0 to {classes - 1}")
+        algorithm = with_marked_rows(algorithm)
     number = round(liars.share * len(clients))
     lying = set(Rng(seed).at("liars").numpy().choice(clients.numpy(), number, replace=False).tolist())
     colludes = isinstance(attack, LittleIsEnough | InnerProduct)
@@ -206,8 +252,8 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
             return (yield from stepwise(honest, message.payload, memory, shard, moment, rng))
         if isinstance(attack, Absent):
             return None
-        if isinstance(attack, LabelFlip):
-            shard = replace(shard, y=classes - 1 - shard.y)
+        if isinstance(attack, LabelFlip | Backdoor):
+            shard = attack.poison(shard, classes, rng)
         answer = yield from stepwise(honest, message.payload, memory, shard, moment, rng)
         if answer is None or isinstance(attack, LabelFlip):
             return answer
@@ -216,6 +262,41 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
 
     dishonest = replace(algorithm, works={**algorithm.works, "train": train})
     return with_plans(dishonest, honest, lying) if colludes else dishonest
+
+
+SIDE = 3
+"""Pixels of a mark in each direction, or numbers of a row."""
+
+
+def mark(x: Tensor) -> Tensor:
+    """Return rows (rows, ...) with the mark of a backdoor.
+
+    >>> mark(torch.zeros(1, 1, 3, 4)).tolist(), mark(torch.zeros(1, 4)).tolist()
+    ([[[[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]]]], [[0.0, 1.0, 1.0, 1.0]])
+    """
+    marked = x.clone()
+    corner = slice(-SIDE, None)
+    marked[(..., corner, corner) if x.dim() > 2 else (..., corner)] = 1.0
+    return marked
+
+
+def with_marked_rows(algorithm: Algorithm) -> Algorithm:
+    """Let clients also predict their test rows with the mark of a backdoor ("accuracy_by_marked" in reports)."""
+
+    def check(clients: Holdings) -> None:
+        if algorithm.check is not None:
+            algorithm.check(clients)
+        few, _ = clients.few()
+        if few.mask is not None or not few.x.is_floating_point():
+            raise refused("liars.attack", "backdoor", "other attacks", "its mark is for rows of numbers")
+
+    def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        prediction = algorithm.predict(payload, memories, x, owner)
+        marked = algorithm.predict(payload, memories, mark(x), owner).told
+        labels = algorithm.task.target.predict_labels(marked)
+        return replace(prediction, others={**prediction.others, "marked": labels})
+
+    return replace(algorithm, check=check, predict=predict)
 
 
 def client_of(rng: Rng) -> int:
