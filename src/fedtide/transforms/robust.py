@@ -191,9 +191,11 @@ class Robust(Transform):
                 nonlocal asked
                 asked += 1
                 key = rng.at("buckets", asked)
-                return ask_buckets(
-                    fleet, clients, payload, options, self.bucket, key, lambda t, _: combine(t, self.rule)
-                )
+
+                def join(totals: list[list[Tree]], _: Any) -> list[Tree]:
+                    return [combine(of_slot, self.rule) for of_slot in totals]
+
+                return ask_buckets(fleet, clients, payload, options, self.bucket, key, join)
 
             return algorithm.round(state, Through(fleet, train), rng)  # type: ignore[arg-type]
 
@@ -240,7 +242,7 @@ def ask_buckets(
     options: Mapping[str, Any],
     size: int,
     rng: Rng,
-    join: Callable[[list[Tree], list[Tensor]], Tree],
+    join: Callable[[list[list[Tree]], list[list[Tensor]]], list[Tree]],
     rank: Tensor | None = None,
 ) -> Reply:
     """Put the question "train" to clients in buckets.
@@ -252,7 +254,7 @@ def ask_buckets(
         options: of the question.
         size: number of clients in a bucket, at least.
         rng: key of the dealing.
-        join: (sums of the buckets of a slot, ids of those in each) -> sums of the slot.
+        join: (by slot the sums of its buckets, ids of those in each) -> by slot its sums; None without any.
         rank: by id, alike clients share a bucket; None deals them at random.
     """
     slot, slots = options.get("slot"), options.get("slots")
@@ -263,14 +265,15 @@ def ask_buckets(
     if reply.total is None:
         return reply
     answered = torch.isin(clients, reply.clients)
-
-    def joined(k: int) -> Tree:
-        buckets = [b for b, of in enumerate(slot_of) if of == k and reply.total[b] is not None]
-        members = [clients[answered & (bucket == b)] for b in buckets]
-        return join([reply.total[b] for b in buckets], members) if buckets else None
-
-    many = 0 if slot is None else len(payload) if slots is None else slots
-    return replace(reply, total=[joined(k) for k in range(many)] if many else joined(0))
+    many = 1 if slot is None else len(payload) if slots is None else slots
+    totals: list[list[Tree]] = [[] for _ in range(many)]
+    members: list[list[Tensor]] = [[] for _ in range(many)]
+    for b, k in enumerate(slot_of):
+        if reply.total[b] is not None:
+            totals[k].append(reply.total[b])
+            members[k].append(clients[answered & (bucket == b)])
+    joined = join(totals, members)
+    return replace(reply, total=joined[0] if slot is None else joined)
 
 
 def deal_buckets(

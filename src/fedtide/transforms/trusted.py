@@ -8,7 +8,8 @@ rounds the two differ: an honest update agrees with the others a little more oft
     t_i  <- FADE * t_i + a_b,  q_i <- FADE^2 * q_i + a_b^2               for each client i of b
     a bucket is trusted unless  sum_i t_i < -SURE * sqrt(sum_i q_i)      over its clients
     sums are means over trusted buckets, in each value no longer than 1 + p medians of their lengths,
-    with p the share of them with  sum_i t_i > SURE * sqrt(sum_i q_i)
+    with p the share of them with  sum_i t_i > SURE * sqrt(sum_i q_i);
+    an update is also no longer than 1 + p medians of the updates of all models
 
 Clients are dealt to buckets in the order of t / sqrt(q). So liars come to share buckets, which are left out as a whole:
 the server needs no sum of fewer than `bucket` clients, and masks stay.
@@ -22,7 +23,8 @@ Choices:
     - ours: nobody is proven at first, so sums of the first rounds are clipped at the median. Later that would cost
       honest clients half a point.
     - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
-    - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted.
+    - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted. So a liar among
+      few could send an update of any length, if its length were not compared with those of all models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +37,11 @@ from torch import Tensor
 from fedtide.core.base import Algorithm, Extended, Facts, Reply, Sum, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
+from fedtide.core.weights import mul
 from fedtide.fields.types import Count, ingredient
 from fedtide.transforms.robust import (
     Clipped,
+    Median,
     ask_buckets,
     bucket_traits,
     combine,
@@ -99,18 +103,22 @@ class Trusted(Transform):
                 nonlocal trust, asked, left_out
                 asked += 1
 
-                def join(totals: list[Tree], members: list[Tensor]) -> Tree:
+                def join(totals: list[list[Tree]], members: list[list[Tensor]]) -> list[Tree]:
                     nonlocal trust, left_out
-                    proof = [float(certainty(trust[ids].sum(0))) for ids in members]
-                    trusted = [p >= -SURE for p in proof]
-                    agreement = agree_with_others([updates_of(total) for total in totals], trusted)
-                    trust = trust.clone()
-                    for ids, a in zip(members, agreement, strict=True):
-                        trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
-                    left_out += sum(len(ids) for ids, ok in zip(members, trusted, strict=True) if not ok)
-                    believed = [total for total, ok in zip(totals, trusted, strict=True) if ok]
-                    proven = sum(p > SURE for p in proof) / max(len(believed), 1)
-                    return combine(believed or totals, Clipped(1 + proven))
+                    before, trust = trust, trust.clone()
+                    believed, proven = list[list[Tree]](), 0
+                    for sums, buckets in zip(totals, members, strict=True):
+                        proof = [float(certainty(before[ids].sum(0))) for ids in buckets]
+                        trusted = [p >= -SURE for p in proof]
+                        agreement = agree_with_others([updates_of(total) for total in sums], trusted)
+                        for ids, a in zip(buckets, agreement, strict=True):
+                            trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
+                        left_out += sum(len(ids) for ids, ok in zip(buckets, trusted, strict=True) if not ok)
+                        believed.append([total for total, ok in zip(sums, trusted, strict=True) if ok] or sums)
+                        proven += sum(p > SURE for p in proof)
+                    factor = 1 + proven / max(sum(map(len, believed)), 1)
+                    bound = factor * median_length([total for sums in believed for total in sums])
+                    return [combine([shorten_updates(t, bound) for t in sums], Clipped(factor)) for sums in believed]
 
                 key = rng.at("buckets", asked)
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=certainty(trust))
@@ -156,6 +164,26 @@ def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
         return {place: flat(total.value) / total.weight} if is_update else {}
     parts = children(total) if is_node(total) else []
     return {key: x for name, part in parts for key, x in updates_of(part, f"{place}/{name}").items()}
+
+
+def median_length(totals: Sequence[Tree]) -> float:
+    """Return the median length of the mean updates in the sums of buckets; 0 without any."""
+    lengths = [torch.linalg.vector_norm(x) for total in totals for x in updates_of(total).values()]
+    return float(Median()(torch.stack(lengths)[:, None])) if lengths else 0.0
+
+
+def shorten_updates(total: Tree, bound: float) -> Tree:
+    """Return the sums of a bucket with no mean update longer than a bound.
+
+    >>> shorten_updates({"delta": Sum(Weights({"w": 8 * torch.ones(1)}), 2.0), "loss": Sum(3.0, 1.0)}, 1.0)["delta"]
+    Sum(value=Weights(params={'w': tensor([2.])}, buffers={}), weight=2.0)
+    """
+    if isinstance(total, Sum):
+        length = max((float(torch.linalg.vector_norm(x)) for x in updates_of(total).values()), default=0.0)
+        return total if length <= bound else replace(total, value=mul(total.value, bound / length))
+    if isinstance(total, Mapping):
+        return {name: shorten_updates(part, bound) for name, part in total.items()}
+    return [shorten_updates(part, bound) for part in total] if isinstance(total, list) else total
 
 
 def agree_with_others(updates: Sequence[Mapping[str, Tensor]], trusted: Sequence[bool]) -> list[float]:
