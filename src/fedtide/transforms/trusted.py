@@ -106,19 +106,20 @@ class Trusted(Transform):
                 def join(totals: list[list[Tree]], members: list[list[Tensor]]) -> list[Tree]:
                     nonlocal trust, left_out
                     before, trust = trust, trust.clone()
-                    believed, proven = list[list[Tree]](), 0
+                    length = median_length([total for sums in totals for total in sums])
+                    joined = []
                     for sums, buckets in zip(totals, members, strict=True):
                         proof = [float(certainty(before[ids].sum(0))) for ids in buckets]
                         trusted = [p >= -SURE for p in proof]
-                        agreement = agree_with_others([updates_of(total) for total in sums], trusted)
-                        for ids, a in zip(buckets, agreement, strict=True):
+                        updates = [updates_of(shorten_updates(total, length)) for total in sums]
+                        for ids, a in zip(buckets, agree_with_others(updates, trusted), strict=True):
                             trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
                         left_out += sum(len(ids) for ids, ok in zip(buckets, trusted, strict=True) if not ok)
-                        believed.append([total for total, ok in zip(sums, trusted, strict=True) if ok] or sums)
-                        proven += sum(p > SURE for p in proof)
-                    factor = 1 + proven / max(sum(map(len, believed)), 1)
-                    bound = factor * median_length([total for sums in believed for total in sums])
-                    return [combine([shorten_updates(t, bound) for t in sums], Clipped(factor)) for sums in believed]
+                        believed = [total for total, ok in zip(sums, trusted, strict=True) if ok]
+                        factor = 1 + sum(p > SURE for p in proof) / max(len(believed), 1)
+                        bounded = [shorten_updates(total, factor * length) for total in believed or sums]
+                        joined.append(combine(bounded, Clipped(factor)))
+                    return joined
 
                 key = rng.at("buckets", asked)
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=certainty(trust))
