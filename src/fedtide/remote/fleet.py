@@ -46,7 +46,6 @@ from fedtide.remote.opening import LeftOut, MaskedSums, Opened
 from fedtide.remote.schedule import Attendance, RealClock, RoundClock, Who
 from fedtide.wire.answer_schema import look
 from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
-from fedtide.wire.masks import Bundle
 from fedtide.wire.pipeline import Wire
 
 LOOK = 0.2
@@ -153,7 +152,8 @@ class RemoteFleet:
         fewest: number of clients that a round waits for before it begins, and of answers below which none is counted.
             Methods that wait for a number of their own have no such bound.
         heaviest: largest weight that a client may give to a value.
-        signed: tells whether a key for masks is signed by the registered key of its node, by its name.
+        signed: tells whether a key for masks, and for which sum, is signed by the registered key of its node, by its
+            name.
         vectors: how sums are taken, masked if their wire is secure, and what answers must look like.
         waits: tells for a number of present clients whether a round waits for more; it is called again and again before
             a round begins.
@@ -172,7 +172,7 @@ class RemoteFleet:
     patience: float = 600.0
     fewest: int = 1
     heaviest: float = 1e6
-    signed: Callable[[str, Bundle], bool] = lambda node, key: True
+    signed: Callable[..., bool] = lambda node, key, *about: True
     vectors: Vectors = PLAIN
     waits: Callable[[int], bool] = lambda present: False
     truth: ClassVar[None] = None
@@ -398,6 +398,8 @@ class RemoteFleet:
             torch.tensor([client for client, word in words.items() if word.startswith(silent)], dtype=torch.int64),
         )
         reply = self._close(ask, sent, reply, answers, words)
+        if opened.amiss:
+            self.record.asks[-1]["amiss"] = {str(client): opened.amiss[client] for client in sorted(opened.amiss)}
         if ask.forms is not None and any(opened.closed.values()):
             line = self.record.asks[-1]
             line["closed"] = {str(slot): list(units) for slot, units in opened.closed.items()}

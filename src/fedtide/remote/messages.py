@@ -17,7 +17,8 @@ from fedtide.core.base import Grouping
 from fedtide.core.codec import parse
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.trees import Tree
-from fedtide.wire.masks import SEED, Bundle, Shown
+from fedtide.wire.masks import SEED, Bundle, Dealt, Shown
+from fedtide.wire.shares import HOLDERS, SEALED
 from fedtide.wire.vector import Form, Leaf
 
 
@@ -118,6 +119,7 @@ ClientKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Name = Annotated[str, Field(max_length=200)]
 Words = Annotated[str, Field(max_length=2000)]
 Secret = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
 Round = Annotated[int, Field(ge=-LONGEST, le=LONGEST)]
 Small = Annotated[int, Field(ge=0, le=LONGEST)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -181,7 +183,7 @@ class KeyHeader(Header):
 
     public: Secret
     identity: Words
-    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
+    signature: Signature
 
     def bundle(self) -> Bundle:
         """Return the key."""
@@ -196,7 +198,8 @@ def secrets_tree(shown: Shown) -> dict[str, Any]:
         return {"clients": torch.tensor(list(secrets), dtype=torch.int64), "secrets": rows.view(len(secrets), length)}
 
     sealed = torch.tensor(list(shown.sealed), dtype=torch.uint8)
-    return {"sealed": sealed, "opens": table(shown.opens, SEED), "links": table(shown.links, len(sealed))}
+    opened = {"opens": table(shown.opens, SEED), "links": table(shown.links, len(sealed))}
+    return {"sealed": sealed, **opened, "seeds": table(shown.seeds, SEED), "keys": table(shown.keys, SEED)}
 
 
 def read_secrets(tree: Tree) -> Shown:
@@ -206,24 +209,55 @@ def read_secrets(tree: Tree) -> Shown:
         FedtideError: the tree of its message is not that.
     """
 
-    def rows(value: Any, *shape: int) -> bytes:
-        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != shape:
-            raise refused("secrets", value, f"{shape[-1]} bytes each")
-        return value.numpy().tobytes()
-
     def table(value: Any, length: int) -> dict[int, bytes]:
         ids = value.get("clients") if isinstance(value, dict) and set(value) == {"clients", "secrets"} else None
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
             raise refused("secrets", value, "clients, secrets")
-        content = rows(value["secrets"], len(ids), length)
+        content = _bytes_of(value["secrets"], len(ids), length)
         return {client: content[length * place : length * (place + 1)] for place, client in enumerate(ids.tolist())}
 
-    if not isinstance(tree, dict) or set(tree) != {"sealed", "opens", "links"}:
-        raise refused("secrets", tree, "sealed, opens, links")
+    if not isinstance(tree, dict) or set(tree) != {"sealed", "opens", "links", "seeds", "keys"}:
+        raise refused("secrets", tree, "sealed, opens, links, seeds, keys")
     length = tree["sealed"].numel() if isinstance(tree["sealed"], Tensor) else SEED
     if length % SEED:
         raise refused("secrets", tree["sealed"], f"{SEED} bytes for each part of the sum")
-    return Shown(rows(tree["sealed"], length), table(tree["opens"], SEED), table(tree["links"], length))
+    shares = table(tree["seeds"], SEED), table(tree["keys"], SEED)
+    return Shown(_bytes_of(tree["sealed"], length), table(tree["opens"], SEED), table(tree["links"], length), *shares)
+
+
+def _bytes_of(value: Any, *shape: int) -> bytes:
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != shape:
+        raise refused("secrets", value, f"{shape[-1]} bytes each")
+    return value.numpy().tobytes()
+
+
+class DrawnHeader(Header):
+    """A client's key for one sum, with the signature of its node."""
+
+    public: Secret
+    signature: Signature
+
+
+def dealt_tree(dealt: Dealt) -> dict[str, Any]:
+    """Return what a client deals before a sum as a message has it."""
+    shares = {name: torch.tensor(list(getattr(dealt, name)), dtype=torch.uint8) for name in ("digest", "seeds", "keys")}
+    return {"public": dealt.public, "signature": dealt.signature, **shares}
+
+
+def read_dealt(tree: Tree) -> Dealt:
+    """Return what a client deals before a sum (`fedtide.wire.masks.Dealt`).
+
+    Raises:
+        FedtideError: the tree of its message is not that.
+    """
+    if not isinstance(tree, dict) or set(tree) != {"public", "signature", "digest", "seeds", "keys"}:
+        raise refused("shares", tree, "public, signature, digest, seeds, keys")
+    drawn = read(DrawnHeader, {name: tree[name] for name in ("public", "signature")}, "key for a sum")
+    holders = tree["seeds"].numel() // SEALED if isinstance(tree["seeds"], Tensor) else 0
+    if not HOLDERS[0] <= holders <= HOLDERS[1]:
+        raise refused("shares", tree["seeds"], f"{SEALED} bytes for each of {HOLDERS[0]} to {HOLDERS[1]} nodes")
+    seeds, keys = (_bytes_of(tree[name], holders * SEALED) for name in ("seeds", "keys"))
+    return Dealt(drawn.public, drawn.signature, _bytes_of(tree["digest"], SEED), seeds, keys)
 
 
 class MaskHeader(Header):
@@ -233,11 +267,13 @@ class MaskHeader(Header):
         attempt: name of the try.
         keys: by node.
         peers: by slot, or 0, the clients that are asked the same, each with its node.
+        drawn: by client its key for this sum, in slots of which shares were dealt.
     """
 
     attempt: Name
     keys: dict[Name, KeyHeader]
     peers: dict[ClientKey, dict[ClientKey, Name]]
+    drawn: dict[ClientKey, DrawnHeader] = {}
 
 
 class QuestionHeader(Header):
@@ -312,6 +348,17 @@ class KeysHeader(QuestionHeader):
     kind: Literal["keys"]
 
 
+class DealHeader(QuestionHeader):
+    """A question for a client's key for a sum, and for shares of its secrets.
+
+    Args:
+        mask: how answers will be masked.
+    """
+
+    kind: Literal["deal"]
+    mask: MaskHeader
+
+
 class UnmaskHeader(QuestionHeader):
     """A question for what opens parts of a sum.
 
@@ -320,6 +367,7 @@ class UnmaskHeader(QuestionHeader):
         alive: by slot, or 0, the clients of the sum to open.
         parts: by slot, or 0, the numbers of the parts to open (`fedtide.wire.vector.Form.parts`).
         counts: by slot, or 0, how many clients have something in each of these parts; none without units.
+        lost: by slot, or 0, the clients of the sum that vanished, in whose place others give shares.
     """
 
     kind: Literal["unmask"]
@@ -327,11 +375,12 @@ class UnmaskHeader(QuestionHeader):
     alive: dict[ClientKey, list[ClientId]]
     parts: dict[ClientKey, list[Small]]
     counts: dict[ClientKey, list[Small]] = {}
+    lost: dict[ClientKey, list[ClientId]] = {}
 
 
-AnyHeader = WorkHeader | ScoreHeader | KeysHeader | UnmaskHeader
+AnyHeader = WorkHeader | ScoreHeader | KeysHeader | DealHeader | UnmaskHeader
 KINDS: Mapping[str, type[AnyHeader]] = {
-    "ask": WorkHeader, "score": ScoreHeader, "keys": KeysHeader, "unmask": UnmaskHeader,
+    "ask": WorkHeader, "score": ScoreHeader, "keys": KeysHeader, "deal": DealHeader, "unmask": UnmaskHeader,
 }  # fmt: skip
 
 

@@ -27,11 +27,13 @@ from fedtide.fleets.scoring import ClientRows, Clients, is_finite, score
 from fedtide.remote.asks import ANSWERED, REFUSED, TOO_LARGE
 from fedtide.remote.messages import (
     AnyHeader,
+    DealHeader,
     KeysHeader,
     QuestionHeader,
     ScoreHeader,
     UnmaskHeader,
     WorkHeader,
+    dealt_tree,
     read,
     read_question,
     secrets_tree,
@@ -42,7 +44,7 @@ from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit,
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge, check_units, form_of
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of headers and payloads; a node refuses questions of another."""
 
 Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
@@ -132,7 +134,7 @@ class Node:
         why = self._objection(asked) or self.refuses(header, model)
         if why is not None:
             return _refusal(asked, why)
-        if isinstance(asked, KeysHeader | UnmaskHeader):
+        if isinstance(asked, KeysHeader | DealHeader | UnmaskHeader):
             return self._about_masks(asked)
         question = asked.model_copy(update=ONCE), model
         if (before := self._sent_before(asked, question)) is not None:
@@ -158,13 +160,15 @@ class Node:
         except FedtideError as error:
             return _refusal(asked, error)
 
-    def _about_masks(self, asked: KeysHeader | UnmaskHeader) -> tuple[dict[str, Any], bytes]:
-        """Say the key for masks, or what opens a sum."""
+    def _about_masks(self, asked: KeysHeader | DealHeader | UnmaskHeader) -> tuple[dict[str, Any], bytes]:
+        """Say the key for masks, or deal shares before a sum, or say what opens it."""
         assert self.masker is not None
         answer = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
         if isinstance(asked, KeysHeader):
             return answer, codec.to_bytes(dict.fromkeys(asked.clients, asdict(self.masker.bundle)))
         try:
+            if isinstance(asked, DealHeader):
+                return answer, codec.to_bytes(deal(self.masker, asked))
             return answer, codec.to_bytes(show(self.masker, asked, self._fewest, counted=self.wire.clip is None))
         except FedtideError as error:
             return _refusal(asked, error)
@@ -266,7 +270,7 @@ class Node:
             if isinstance(asked, WorkHeader) and asked.mask is None and (asked.forms is None or self.wire.fixed_point):
                 return None
             return "its study does not mask sums"
-        if isinstance(asked, UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
+        if isinstance(asked, DealHeader | UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
             number = asked.moment.round
             first = -1 - self.algorithm.traits.before
             if self.rounds is not None and not first <= number < self.rounds:
@@ -399,8 +403,8 @@ def _memory_of(folder: Path, asked: WorkHeader | ScoreHeader) -> NodeMemory:
 # -- masked sums -------------------------------------------------------------------------------------------------------
 
 
-def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> str | None:
-    """Return why a node does not mask its answers to a question, or does not open a sum; None if it does."""
+def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, fewest: int) -> str | None:
+    """Return why a node does not deal shares or mask answers to a question, or open a sum; None if it does."""
     mask = asked.mask
     if mask is None:
         return "its study masks sums, and this one would not be"
@@ -415,27 +419,49 @@ def objection(masker: Masker, asked: WorkHeader | UnmaskHeader, fewest: int) -> 
         if not hidden(_publics(asked, client), fewest):
             return ALONE
     try:
-        masker.check({name: key.bundle() for name, key in mask.keys.items()})
+        bundles = {name: key.bundle() for name, key in mask.keys.items()}
+        masker.check(bundles)
+        for client in asked.clients if mask.drawn else ():
+            if (drawn := _drawn(asked, client)) is not None:
+                peers = mask.peers[_slot(asked, client)]
+                nodes = {int(peer): (node, bundles[node]) for peer, node in peers.items()}
+                masker.check_drawn(_context(asked, client), drawn, nodes)
     except FedtideError as error:
         return str(error)
     return None
 
 
-def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
-    """Mask the answers of clients, under the masks of a question and of its payload."""
+def deal(masker: Masker, asked: DealHeader) -> dict[int, Tree]:
+    """Return by client its key for a sum, and shares of its secrets for all nodes that are asked."""
+    dealt = {}
+    for client in asked.clients:
+        peers = asked.mask.peers[_slot(asked, client)]
+        nodes = {name: asked.mask.keys[name].public for name in peers.values()}
+        dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes))
+    return dealt
+
+
+def question_key(asked: WorkHeader, slot: str, received: Tree) -> str:
+    """Return a digest of everything that the clients of a slot, or of 0, are asked with."""
     moment = asked.moment
     what = [asked.question, asked.purpose, moment.round, moment.rounds, moment.seconds, sorted(asked.reveal)]
+    digest = hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
+    form = (asked.forms or {}).get(slot)
+    return json.dumps([*what, form and form.model_dump(), digest])
+
+
+def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Mask the answers of clients, under the masks of a question and of its payload."""
     about, parts = dict[str, Question](), dict[str, Sequence[slice | Tensor]]()
     for slot in {_slot(asked, client) for client in sent}:
-        digest = hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
         form = (asked.forms or {}).get(slot)
-        key = json.dumps([*what, form and form.model_dump(), digest])
-        about[slot] = Question(moment.round, asked.question, key)
+        about[slot] = Question(asked.moment.round, asked.question, question_key(asked, slot, received))
         parts[slot] = (slice(None),) if form is None else form.form().parts
 
     def mask(client: int, total: Tensor) -> Tensor:
-        slot, peers = _slot(asked, client), _publics(asked, client)
-        return masker.masked(_context(asked, client), client, total, peers, about[slot], parts[slot])
+        slot, peers, keys = _slot(asked, client), _publics(asked, client), _drawn(asked, client)
+        drawn = None if keys is None else {peer: public for peer, (public, _) in keys.items()}
+        return masker.masked(_context(asked, client), client, total, peers, about[slot], parts[slot], drawn)
 
     return {client: answer | {"total": mask(client, answer["total"])} for client, answer in sent.items()}
 
@@ -458,21 +484,30 @@ def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> 
         least = fewest_in_unit(holders, fewest) if alive else fewest
         if counted and any(parts) and (len(counts) != len(parts) or min(counts) < least):
             raise refused("clients in slots", counts, f"{least} or more in each")
-        secrets = masker.show(_context(asked, client), client, alive, fewest, parts)
+        secrets = masker.show(_context(asked, client), client, alive, fewest, parts, asked.lost.get(slot, []))
         shown[client] = secrets_tree(secrets)
     return shown
 
 
-def _slot(asked: WorkHeader | UnmaskHeader, client: int) -> str:
+def _slot(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> str:
     return "0" if asked.slot is None else str(asked.slot[str(client)])
 
 
-def _context(asked: WorkHeader | UnmaskHeader, client: int) -> Context:
+def _context(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> Context:
     assert asked.mask is not None
     return Context(asked.run, _version(asked.version), int(_slot(asked, client)), asked.mask.attempt)
 
 
-def _publics(asked: WorkHeader | UnmaskHeader, client: int) -> dict[int, str]:
+def _drawn(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> dict[int, tuple[str, str]] | None:
+    """Return by peer of a client its key for the sum and its signature; None if no shares were dealt."""
+    assert asked.mask is not None
+    if str(client) not in asked.mask.drawn:
+        return None
+    peers = asked.mask.peers[_slot(asked, client)]
+    return {int(k): (key.public, key.signature) for k, key in asked.mask.drawn.items() if k in peers}
+
+
+def _publics(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> dict[int, str]:
     assert asked.mask is not None
     peers = asked.mask.peers[_slot(asked, client)]
     return {int(other): asked.mask.keys[node].public for other, node in peers.items()}

@@ -29,16 +29,17 @@ ROOM = 10_000
 WORDS = 160
 """Letters of a reason that are kept: it stands in the record for each client and each question."""
 
-Post = Literal["ask", "flight", "score", "keys", "unmask"]
+Post = Literal["ask", "flight", "score", "keys", "deal", "unmask"]
 """Questions that are over with their ask, those that may be answered in a later round, evaluations, nodes' keys for
-masks, and what opens a sum."""
+masks, clients' keys for a sum with shares of their secrets, and what opens a sum."""
 
 
-SECRET = 80
-"""Bytes that two secrets take in a message, with whose they are."""
+SECRET = 160
+"""Bytes that four secrets take in a message, with whose they are."""
 
 READERS: Mapping[Post, Callable[[Tree], Any]] = {
     "keys": lambda tree: messages.read(messages.KeyHeader, tree, "key for masks").bundle(),
+    "deal": messages.read_dealt,
     "unmask": messages.read_secrets,
 }
 """How what a client sends is read, of questions about masks."""
@@ -123,7 +124,7 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
 
 def most_bytes(sent: SentQuestion, clients: int) -> int:
     """Return how many bytes the answers of so many clients may have."""
-    if sent.post in ("score", "keys"):
+    if sent.post in ("score", "keys", "deal"):  # shares for all nodes are below the room of a client
         return ROOM * (1 + clients)
     forms, largest = (sent.ask.forms or {}).values(), max((schema.bytes for schema in sent.wanted.values()), default=0)
     if sent.post == "unmask":

@@ -1,5 +1,6 @@
 """Masked sums at the server: who is asked, and how a sum of all who answered is opened."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,9 +13,28 @@ from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
+from fedtide.remote.messages import WorkHeader
+from fedtide.remote.messages import read as read_header
+from fedtide.remote.node import question_key
 from fedtide.remote.node_answers import Post, Received, keep_wanted
-from fedtide.wire.masks import ONE_LIST, SEED, STALE, Bundle, fewest_in_unit, hidden, unmasked
+from fedtide.wire.keys import shamir
+from fedtide.wire.masks import (
+    ONE_LIST,
+    SEED,
+    STALE,
+    Bundle,
+    Context,
+    Dealt,
+    Shown,
+    Vanished,
+    enough_left,
+    fewest_in_unit,
+    hidden,
+    recovered,
+    unmasked,
+)
 from fedtide.wire.pipeline import Opening
+from fedtide.wire.shares import SEALED, needed
 from fedtide.wire.vector import BITS
 
 Closed = Mapping[int, tuple[int, int]]
@@ -42,6 +62,7 @@ class Opened:
         unmet: what was said in place of a key, of clients that were not asked for that.
         shut: clients that keep a sum shut.
         closed: by slot, or 0, the units that some clients have something in, and too few to be opened.
+        amiss: of clients that vanished before their sum was opened by the others, and of wrong shares, the words.
     """
 
     sums: dict[int, Tensor]
@@ -50,6 +71,7 @@ class Opened:
     unmet: Mapping[int, str]
     shut: frozenset[int] = frozenset()
     closed: Mapping[int, Closed] = field(default_factory=dict)
+    amiss: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,22 +101,45 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Dealing:
+    """What is said of a try before answers are masked.
+
+    Args:
+        mask: how they are, in plain JSON.
+        dealt: what clients dealt.
+        holders: by slot, or 0, the names of the nodes that have shares, sorted.
+    """
+
+    mask: Mapping[str, Any]
+    dealt: Mapping[int, Dealt] = field(default_factory=dict)
+    holders: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Try:
     """A try to open sums.
 
     Args:
         here: the question to all that were asked.
+        payload: what they received.
         alive: the question to those that answered.
         answers: their answers.
-        mask: how these are masked.
+        dealing: how these are masked, and what clients dealt before.
         until: when all must have sent their secrets.
+        lost: why, of clients that vanished since.
+        wrong: what they sent, of clients whose shares do not count.
+        vanished: secrets of those that vanished, as far as they were had by shares.
     """
 
     here: Ask
+    payload: Payload
     alive: Ask
     answers: Mapping[int, Received]
-    mask: Mapping[str, Any]
+    dealing: "Dealing"
     until: float
+    lost: dict[int, str] = field(default_factory=dict)
+    wrong: dict[int, str] = field(default_factory=dict)
+    vanished: dict[int, Vanished] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -104,12 +149,13 @@ class MaskedSums:
     Args:
         mail: sends questions and receives answers.
         offer: receives the round and the clients that are asked to open a sum, before they are asked.
-        signed: tells whether a key is signed by the registered one of its node; others would refuse to mask with it.
+        signed: tells whether a key, and for what, is signed by the registered one of its node; others would refuse to
+            mask with it.
     """
 
     mail: Mailbox
     offer: Callable[[int, frozenset[int]], None]
-    signed: Callable[[str, Bundle], bool]
+    signed: Callable[..., bool]
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _tries: int = field(default=0, init=False)
@@ -118,9 +164,10 @@ class MaskedSums:
     def open(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
         """Put a question until all who answered it open their sums, too; return these without their masks.
 
-        If one of them vanishes in between, the same ones try again, and train no more. They do not try without it. Its
-        answer may come yet, and the server would have two sums that differ by one client. Keys have the seconds of a
-        question, answers as many, and all later messages as many, for all tries together.
+        If some of them vanish in between, the others give their shares. If too many vanish, the same ones try again,
+        and train no more. They do not try without these. Their answers may come yet, and the server would have two sums
+        that differ by few clients. Keys and shares have the seconds of a question, answers as many, and all later
+        messages as many, for all tries together.
         """
         self._unmet = {}
         asked, named_before, why = ask, frozenset[int](), dict[int, str]()
@@ -128,9 +175,12 @@ class MaskedSums:
         for _ in range(TRIES):
             if now() >= end:
                 break
-            here = self._in_enough(self._met(asked, min(now() + seconds, end)))
-            mask = self._mask(here)
-            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=mask)
+            until = min(now() + seconds, end)
+            here = self._in_enough(self._met(asked, until))
+            here, dealing = self._deal(here, until)
+            if dealing is None:
+                continue
+            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=dealing.mask)
             end = min(now() + seconds, end)
             answers = self.mail.received("ask", set(here.clients.tolist()))
             stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
@@ -148,9 +198,11 @@ class MaskedSums:
                 break
             asked, named_before = alive, clients
             self.offer(ask.version[0], clients)
-            sums, why, closed = self._open_parts(Try(here, alive, answers, mask, end))
+            this = Try(here, payload, alive, answers, dealing, end)
+            sums, why, closed = self._open_parts(this)
+            self._forget_keys(this.lost)
             if not self._forget_keys(why):
-                return replace(self._checked(ask, alive, sums), closed=closed)
+                return replace(self._checked(ask, alive, sums), closed=closed, amiss=this.wrong | this.lost)
         silent = {client for client, word in why.items() if ONE_LIST not in word}
         return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._unsigned)
 
@@ -162,14 +214,61 @@ class MaskedSums:
         self._lists = lists | before
         return all(self._lists[key] == members for key, members in lists.items())
 
-    def _mask(self, ask: Ask) -> dict[str, Any]:
-        """Return how answers to a question are masked in a new try, in plain JSON."""
+    def _deal(self, ask: Ask, until: float) -> tuple[Ask, Dealing | None]:
+        """Have clients deal shares before a try, in slots with enough nodes.
+
+        It is no work, and has a quarter of the time.
+
+        Returns:
+            The question to those that did, or have to deal none; and what they dealt, None if a node was started again,
+            of which others have to know.
+        """
         self._tries += 1
+        node_of, mask, now = self.mail.node_of, self._mask(ask), self.mail.clock.monotonic()
+        nodes = {slot: sorted({node_of[client] for client in ids}) for slot, ids in by_slot(ask).items()}
+        holders = {slot: names for slot, names in nodes.items() if needed(len(names)) is not None}
+        slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
+        if not slot_of:
+            return ask, Dealing(mask)
+        shamir()
+        self._ask_until(now + (until - now) / 4, _only(ask, set(slot_of)), {}, "deal", mask=mask)
+        answers, dealt, stale = self.mail.received("deal", set(slot_of)), dict[int, Dealt](), list[int]()
+        for client, slot in slot_of.items():
+            self.mail.forget("deal", client)
+            if (answer := answers.get(client)) is None:
+                continue
+            self._unmet[client], said, name = answer.word, answer.content, node_of[client]
+            if answer.word == REFUSED + STALE:
+                stale.append(client)
+                self._unmet[client] = UNOPENED
+            elif answer.word == ANSWERED and len(said.seeds) != SEALED * len(holders[slot]):
+                self._unmet[client] = f"{REFUSED}its shares are not for the nodes that are asked"
+            elif answer.word == ANSWERED:
+                key = Bundle(said.public, self._keys[name].identity, said.signature)
+                if self.signed(name, key, *self._context(ask, slot, mask).about(client)):
+                    dealt[client] = said
+                    del self._unmet[client]
+                else:
+                    self._unmet[client] = UNSIGNED
+        if self._forget_keys(stale):
+            return ask, None
+        ask = self._in_enough(_only(ask, set(ask.clients.tolist()) - slot_of.keys() | dealt.keys()))
+        drawn = {
+            str(client): {"public": dealt[client].public, "signature": dealt[client].signature}
+            for client in ask.clients.tolist() if client in dealt
+        }  # fmt: skip
+        return ask, Dealing(self._mask(ask) | {"drawn": drawn}, dealt, holders)
+
+    def _mask(self, ask: Ask) -> dict[str, Any]:
+        """Return how answers to a question are masked in a try, in plain JSON."""
         node_of = self.mail.node_of
         names = sorted({node_of[client] for client in ask.clients.tolist()})
         peers = {str(slot): {str(client): node_of[client] for client in ids} for slot, ids in by_slot(ask).items()}
         keys = {name: asdict(self._keys[name]) for name in names}
         return {"attempt": f"{self.mail.life}.{self._tries}", "keys": keys, "peers": peers}
+
+    def _context(self, ask: Ask, slot: int, mask: Mapping[str, Any]) -> Context:
+        return Context(self.mail.run, ask.version, slot, mask["attempt"])
 
     def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str], dict[int, Closed]]:
         """Open the first part of each sum, and then the units that enough clients have something in.
@@ -191,25 +290,112 @@ class MaskedSums:
         assert alive.forms is not None
         members = {slot: clients for slot, clients in by_slot(alive).items() if slot in parts}
         clients = {client for ids in members.values() for client in ids}
-        how: dict[str, Any] = {
-            name: {str(slot): value for slot, value in table.items()}
-            for name, table in (("alive", members), ("parts", parts), ("counts", counts))
-        }
-        self._ask_until(this.until, _only(alive, clients), {}, "unmask", mask=this.mask, **how)
-        shown = self.mail.received("unmask", clients)
-        for client in clients:
-            self.mail.forget("unmask", client)
-        if silent := sorted(clients - _opened_by(this.here, members, shown, parts)):
-            return {client: _shut(shown.get(client)) for client in silent}
+        while True:
+            lost = {slot: [client for client in ids if client in this.lost] for slot, ids in members.items()}
+            if not all(self._enough_left(this, slot, ids, lost[slot]) for slot, ids in members.items() if lost[slot]):
+                return dict(this.lost)
+            now, stay = self.mail.clock.monotonic(), clients - this.lost.keys()
+            how: dict[str, Any] = {
+                name: {str(slot): value for slot, value in table.items() if value or name != "lost"}
+                for name, table in (("alive", members), ("parts", parts), ("counts", counts), ("lost", lost))
+            }
+            until = (
+                now + (this.until - now) / 2 if this.dealing.dealt else this.until
+            )  # who vanishes leaves time for shares
+            mask = {key: value for key, value in this.dealing.mask.items() if key != "drawn"}
+            self._ask_until(until, _only(alive, stay), {}, "unmask", mask=mask, **how)
+            answers = self.mail.received("unmask", stay)
+            for client in stay:
+                self.mail.forget("unmask", client)
+            opened_by = self._opened_by(this, members, lost, answers, parts)
+            this.lost.update({client: _shut(answers.get(client)) for client in sorted(stay - opened_by)})
+            if stay == opened_by:
+                break
+        shown = {client: answer.content for client, answer in answers.items()}
+        for slot, ids in members.items():
+            if lost[slot] and (why := self._recover(this, slot, ids, lost[slot], shown)):
+                return why
         for slot, ids in members.items():
             form = alive.forms[slot]
             places = [form.parts[part] for part in parts[slot]]
             masked = {client: this.answers[client].content["total"] for client in ids}
-            opened = unmasked(masked, {client: shown[client].content for client in ids}, places)
+            vanished = {client: this.vanished[client] for client in lost[slot]}
+            left = {client: shown[client] for client in ids if client not in vanished}
+            opened = unmasked(masked, left, places, vanished, parts[slot])
             total = sums.setdefault(slot, torch.zeros(form.size, dtype=torch.int64))
             for place, numbers in zip(places, opened, strict=True):
                 total[place] = numbers
         return {}
+
+    def _enough_left(self, this: Try, slot: int, ids: Sequence[int], lost: Sequence[int]) -> bool:
+        """Tell whether the others of a sum open it without those that vanished."""
+        stay, node_of, fewest = set(ids) - set(lost), self.mail.node_of, self.mail.vectors.wire.fewest
+        wanted = max(fewest, *(this.answers[client].fewest for client in ids))
+        return (
+            slot in this.dealing.holders
+            and enough_left(node_of, set(ids), stay, len(this.dealing.holders[slot]))
+            and len(stay) >= wanted
+            and hidden({client: node_of[client] for client in stay}, wanted)
+        )
+
+    def _opened_by(
+        self,
+        this: Try,
+        members: Mapping[int, list[int]],
+        lost: Mapping[int, Sequence[int]],
+        answers: Mapping[int, Received],
+        parts: Mapping[int, Sequence[int]],
+    ) -> set[int]:
+        """Find the clients of sums that sent all secrets: of all others that are left, and of who is not in the sum."""
+        asked, opened = by_slot(this.here), set()
+        for slot, ids in members.items():
+            left = set(ids) - set(lost[slot])
+            gone, helpers = set(asked[slot]) - set(ids), self._helpers(left).values()
+            for client in left:
+                answer = answers.get(client)
+                if answer is None or answer.word != ANSWERED:
+                    continue
+                said, helps = answer.content, client in helpers and lost[slot]
+                if (
+                    len(said.sealed) == SEED * len(parts[slot])
+                    and said.opens.keys() == left - {client}
+                    and said.links.keys() == gone
+                    and said.seeds.keys() == set(lost[slot] if helps else ())
+                    and said.keys.keys() == (gone if helps else set())
+                ):
+                    opened.add(client)
+        return opened
+
+    def _helpers(self, left: Iterable[int]) -> dict[str, int]:
+        """Return by node its first client of those that are left of a sum, which gives its shares."""
+        return {self.mail.node_of[client]: client for client in sorted(left, reverse=True)}
+
+    def _recover(
+        self, this: Try, slot: int, ids: Sequence[int], lost: Sequence[int], shown: Mapping[int, Shown]
+    ) -> dict[int, str]:
+        """Have by shares the secrets of clients that vanished; return by client why they cannot be had."""
+        left, holders = [client for client in ids if client not in lost], list(this.dealing.holders[slot])
+        helpers = {holders.index(name): client for name, client in self._helpers(left).items()}
+        new = [client for client in lost if client not in this.vanished]
+        if not new:
+            return {}
+        header = self.mail.header(this.here, "ask") | {"deadline": 0.0, "mask": None}
+        asked = read_header(WorkHeader, json.loads(json.dumps(header)))
+        received = this.payload if this.here.slot is None else {slot: this.payload[slot]}
+        gone = set(by_slot(this.here)[slot]) - set(ids)
+        context, key = self._context(this.here, slot, this.dealing.mask), question_key(asked, str(slot), received)
+        gave = {place: shown[client] for place, client in helpers.items()}
+        vanished, wrong = recovered(context, key, this.dealing.dealt, new, gone, gave)
+        this.vanished.update(vanished)
+        words = dict[int, str]()
+        for each in wrong:
+            if each.place is None:
+                words[each.client] = f"{LOST}its shares are not of the secret that it dealt"
+            else:
+                said = f"its share of a secret of client {each.client} does not open; one of the two nodes sent another"
+                words[helpers[each.place]] = f"{LOST}{said}"
+        this.wrong.update(words)
+        return {} if vanished else this.lost | words
 
     def _find_units(
         self, this: Try, sums: Mapping[int, Tensor]
@@ -300,22 +486,6 @@ class MaskedSums:
         self.mail.send(ask, payload, seconds, post, **how)
         until = self.mail.clock.monotonic() + seconds  # from when it went out: before, answers' schemas may be tried
         self.mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
-
-
-def _opened_by(
-    here: Ask, alive: Mapping[int, list[int]], shown: Mapping[int, Received], parts: Mapping[int, Sequence[int]]
-) -> set[int]:
-    """Find the clients of some sums that sent all secrets: of all others in it, and of who was asked and is not."""
-    asked, opened = by_slot(here), set()
-    for slot, members in alive.items():
-        for client in members:
-            answer = shown.get(client)
-            if answer is not None and answer.word == ANSWERED:
-                opens, links = set(answer.content.opens), set(answer.content.links)
-                whole = len(answer.content.sealed) == SEED * len(parts[slot])
-                if whole and opens == set(members) - {client} and links == set(asked[slot]) - set(members):
-                    opened.add(client)
-    return opened
 
 
 def _shut(answer: Received | None) -> str:

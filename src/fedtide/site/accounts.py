@@ -163,7 +163,8 @@ class Budget:
     def refuses(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
         """Return the reason why clients do not answer a question; if they do, it is written down before.
 
-        A masked answer says nothing until its sum is opened, and is written down then.
+        A masked answer says nothing until its sum is opened, and is written down then. If shares of its secrets were
+        dealt, others may open it, and it is written down at once.
 
         Args:
             header: the question.
@@ -191,6 +192,8 @@ class Budget:
                 lines.append(line)
             elif self._asked.setdefault(key, line) != line:
                 return OTHER
+            elif str(client) in mask.get("drawn", ()):
+                lines.append(line)
         while len(self._asked) > MASKED:
             self._asked.pop(next(iter(self._asked)))
         for line in lines:

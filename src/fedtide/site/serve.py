@@ -372,14 +372,14 @@ def fleet_of(
     )
 
 
-def _is_signed(site: Site, name: str, key: Bundle) -> bool:
-    """Tell whether the registered key of a node signed its key for masks."""
+def _is_signed(site: Site, name: str, key: Bundle, *about: object) -> bool:
+    """Tell whether the registered key of a node signed its key for masks, or with `about` that for one sum."""
     try:
         roster = read_roster(site.root)
     except FedtideError:  # a person is writing it
         roster = site.roster
     registered = {node.name: node.key for node in roster.node}.get(name)
-    return registered in (None, key.identity) and verified(site.digest, name, key)
+    return registered in (None, key.identity) and verified(site.digest, name, key, *about)
 
 
 def survive_failures(algorithm: Algorithm, fleet: RemoteFleet, log: Log) -> Algorithm:

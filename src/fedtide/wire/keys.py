@@ -1,12 +1,15 @@
-"""Keys of nodes: ECDSA over P-384, spelled as OpenSSH does. No torch, and `cryptography` is imported late."""
+"""Keys of nodes: ECDSA over P-384, spelled as OpenSSH does. No torch, and libraries are imported late."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from fedtide.core.errors import FedtideError
 
-PRIMITIVES = ("ciphers", "hashes", "kdf.hkdf", "serialization", "asymmetric.ec", "asymmetric.x25519")
+PRIMITIVES = (
+    "ciphers", "ciphers.aead", "hashes", "kdf.hkdf", "serialization", "asymmetric.ec", "asymmetric.x25519",
+)  # fmt: skip
 MODULES = ("exceptions", "x509", *(f"hazmat.primitives.{name}" for name in PRIMITIVES))
 """Modules of `cryptography` that are in use."""
 
@@ -14,13 +17,24 @@ MODULES = ("exceptions", "x509", *(f"hazmat.primitives.{name}" for name in PRIMI
 @lru_cache(maxsize=1)
 def library() -> Any:
     """Return the package `cryptography`; raise with the name of the extra if it is missing."""
+    return _imported("cryptography", MODULES)
+
+
+@lru_cache(maxsize=1)
+def shamir() -> Any:
+    """Return the class `Shamir` of pycryptodome; raise with the name of the extra if it is missing."""
+    return _imported("pycryptodome", ("Protocol.SecretSharing",), "Crypto").Protocol.SecretSharing.Shamir
+
+
+def _imported(name: str, modules: Iterable[str], package: str = "") -> Any:
+    package = package or name
     try:
-        for name in MODULES:
-            import_module(f"cryptography.{name}")
+        for module in modules:
+            import_module(f"{package}.{module}")
     except ImportError:
         what = "real clients and masked sums need: pip install 'fedtide[deploy]'"
-        raise FedtideError(f"cryptography: not installed; {what}") from None
-    return import_module("cryptography")
+        raise FedtideError(f"{name}: not installed; {what}") from None
+    return import_module(package)
 
 
 def key_stream(seed: bytes) -> Any:

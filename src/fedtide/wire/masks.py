@@ -14,11 +14,24 @@ parts to open, and clients send the seeds of these alone. Other parts stay maske
 No client ever sends both b_i and all s_ij, if all clients receive the same list. So b_i is sealed with secrets that
 every other client sends for its own list, and its own parts. Nothing opens if these differ.
 
-After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
-shares. If a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
-without training. They never try without the vanished client. Its message may only be late, and the server would have
-two sums that differ by one client. So a node opens a question of a round for one list, however often it is asked. It
-opens no earlier round after a later one.
+A client of the list may vanish between the messages. Where enough nodes are asked (`fedtide.wire.shares`), a message
+goes before the first: each client draws a key for this sum, of which s_ij are then made, and deals shares of this key
+and of b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the
+list they give their shares of its key, with which the server makes what it shared with those that vanished. The others
+seal b_i anew, among those that are left.
+
+A node gives its shares for one list of a try alone, so never of both secrets of a client. Of n nodes a server needs
+n - 2 * floor(n/3) that give both. It needs as many to have b_i unsealed with one list and the key of i with another.
+
+If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
+without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
+So a node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
+one. A client that vanished knows no list, and may be in one more. That a third of a list vanishes at most, and those
+who are left are `fewest`, keeps the sums of such lists from telling of fewer clients: a list that takes others out of
+a sum had twice as many of its own open it.
+
+After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
+come by shares. Here they do where a client vanished.
 
 Secrets are only in the memory of their node. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
@@ -28,8 +41,9 @@ import hashlib
 import json
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +54,7 @@ from torch import Tensor
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError, refused
 from fedtide.wire.keys import key_stream, library, sign, spell_public, verify_signature
+from fedtide.wire.shares import SECRET, deal, gather, needed
 
 SEED = 32
 """Bytes of every secret."""
@@ -91,6 +106,10 @@ class Context:
         """Return the purpose of a derived secret, which no other one has."""
         return _plain("fedtide", purpose, self.run, *self.version, self.slot, self.attempt, *more)
 
+    def about(self, client: int) -> tuple[object, ...]:
+        """Return what a client's key for the sum is signed for."""
+        return *self.version, self.slot, self.attempt, client
+
 
 @dataclass(frozen=True)
 class Question:
@@ -109,18 +128,42 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """What a client says of its secrets for one sum before it is masked, so that others can open it without the client.
+
+    Args:
+        public: of its key for the sum, 64 hexadecimal digits.
+        signature: by the registered key of its node, of `public` and the sum, in hexadecimal digits.
+        digest: of the secret of its b.
+        seeds: shares of that secret, sealed for each node that was asked, in the order of their names.
+        keys: shares of the secret of its key, likewise.
+    """
+
+    public: str
+    signature: str
+    digest: bytes
+    seeds: bytes
+    keys: bytes
+
+
+@dataclass(frozen=True)
 class Shown:
     """The secrets of a client that open parts of a sum.
 
     Args:
-        sealed: its seeds of these parts, under what all others in the list give.
-        opens: by client of the list, what it gives to open that one's seeds.
+        sealed: its seeds of these parts, under what all others give that are left of the list.
+        opens: by client that is left of the list, what it gives to open that one's seeds.
         links: by client that was asked and is not in the list, the seeds of the parts that they share.
+        seeds: by client that vanished, what unseals the share that its node has of that one's b. The first client of a
+            node that is left has these, and `keys`.
+        keys: by client that was asked and is not in the list, what unseals the share of its key.
     """
 
     sealed: bytes
     opens: Mapping[int, bytes]
     links: Mapping[int, bytes]
+    seeds: Mapping[int, bytes] = field(default_factory=dict)
+    keys: Mapping[int, bytes] = field(default_factory=dict)
 
 
 def add_stream(total: Numbers, seed: bytes, *, add: bool = True) -> None:
@@ -143,6 +186,10 @@ def derived(secret: bytes, info: bytes) -> bytes:
 def seed_of(secret: bytes, part: int) -> bytes:
     """Return the seed of a part of a vector."""
     return derived(secret, _plain("part", part))
+
+
+def _seeds(secret: bytes, parts: Sequence[int]) -> bytes:
+    return b"".join(seed_of(secret, part) for part in parts)
 
 
 def _plain(*parts: object) -> bytes:
@@ -183,13 +230,15 @@ class Masker:
         lists: Path | None = None,
     ) -> None:
         self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
-        self.run, self.node, self._trusts, self._signed = run, node, trusts, identity is not None
+        self.run, self.node, self._trusts, self._identity = run, node, trusts, identity
         self.bundle = Bundle(self._key.public_key().public_bytes_raw().hex())
         if identity is not None:
             signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
             self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
         self._used: set[tuple[Context, int]] = set()
+        self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
+        self._lists_of: dict[Context, str] = {}
         self._lists = lists
         self._shown: dict[str, str] = {}
         self._latest: dict[int, int] = {}
@@ -210,10 +259,68 @@ class Masker:
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
-            if self._signed and not verified(self.run, node, bundle):  # before its key is known as that of the node
+            if (self._identity is not None) and not verified(
+                self.run, node, bundle
+            ):  # before its key is known as that of the node
                 raise FedtideError(f"node '{node}': its key for masks is not signed by its registered key")
             if (why := self._trusts(node, bundle.identity)) is not None:
                 raise FedtideError(f"node '{node}': {why}")
+
+    def check_drawn(
+        self, context: Context, drawn: Mapping[int, tuple[str, str]], nodes: Mapping[int, tuple[str, Bundle]]
+    ) -> None:
+        """Raise unless keys for a sum are those of the clients of nodes whose keys were checked.
+
+        Args:
+            context: which sum.
+            drawn: by client the key and its signature.
+            nodes: by client the name of its node and that one's key.
+
+        Raises:
+            FedtideError: a client has none, or one that its node did not sign.
+        """
+        for client, (node, bundle) in nodes.items():
+            public, signature = drawn.get(client, ("", ""))
+            key = replace(bundle, public=public, signature=signature)
+            if not public or (
+                (self._identity is not None) and not verified(self.run, node, key, *context.about(client))
+            ):
+                raise FedtideError(f"node '{node}': its key for a sum is not signed by its registered key")
+
+    def deal(self, context: Context, client: int, nodes: Mapping[str, str]) -> Dealt:
+        """Draw a client's secrets for a sum, and share them.
+
+        Args:
+            context: which sum.
+            client: a client of this node.
+            nodes: by name of each node that is asked, its public key.
+
+        Raises:
+            FedtideError: they were dealt to others, there are too few nodes, or the client has masked the sum before.
+        """
+        holders = tuple(nodes[name] for name in sorted(nodes))
+        entry = self._dealt.get((context, client))
+        if (context, client) in self._used and entry is None:
+            raise FedtideError("a sum is masked once in a try")
+        if entry is not None and entry.holders != holders:
+            raise FedtideError("secrets of a sum are dealt once in a try")
+        if needed(len(holders)) is None:
+            raise refused("nodes to deal shares to", len(holders), "as many as shares are for")
+        if entry is None:
+            seed, key = secrets.token_bytes(SECRET), secrets.token_bytes(SECRET)
+            private = _private_key(key, context, client)
+            public = private.public_key().public_bytes_raw().hex()
+            about = _signed_bytes(self.run, self.node, public, *context.about(client))
+            said = Dealt(
+                public,
+                "" if self._identity is None else sign(self._identity, about),
+                derived(seed, context.info("digest", client)),
+                *(deal(secret, [self._share(context, kind, client, holder, holder) for holder in holders])
+                  for kind, secret in (("seed", seed), ("key", key))),
+            )  # fmt: skip
+            entry = self._dealt[context, client] = _Deal(said, private, _seed(seed, context, client), holders)
+            _forget_oldest(self._dealt)
+        return entry.said
 
     def masked(
         self,
@@ -223,6 +330,7 @@ class Masker:
         peers: Mapping[int, str],
         about: Question = Question(),
         parts: Sequence[slice | Tensor] = (slice(None),),
+        drawn: Mapping[int, str] | None = None,
     ) -> Tensor:
         """Return a client's vector under its masks, int64.
 
@@ -233,27 +341,35 @@ class Masker:
             peers: by client that is asked the same, the public key of its node.
             about: what it was asked.
             parts: of the vector, as of `Form.parts`.
+            drawn: by the same clients, their public keys for this sum, if shares of them were dealt.
 
         Raises:
-            FedtideError: it was masked for this try before, with other numbers or among others.
+            FedtideError: it was masked for this try before, with other numbers or among others; or its key for this sum
+                is another one, or was dealt without the nodes of some of these clients.
         """
         total = vector.numpy().view(np.uint64).copy()
-        among = _plain(about.round, about.asked, about.key, [[k, peers[k]] for k in sorted(peers)])
+        keys = peers if drawn is None else drawn
+        among = _plain(about.round, about.asked, about.key, [[k, peers[k], keys.get(k)] for k in sorted(peers)])
         same = hashlib.sha256(total.tobytes() + among).digest()
         entry = self._open.get((context, client))
         if (context, client) in self._used and (entry is None or entry.same != same):
             raise FedtideError("a sum is masked once in a try")
         if entry is None:
+            agreed, seed, holders = self._secret, secrets.token_bytes(SEED), 0
+            if drawn is not None:
+                mine = self._dealt.get((context, client))
+                if mine is None or drawn.get(client) != mine.said.public:
+                    raise FedtideError(STALE)
+                if drawn.keys() != peers.keys() or not set(peers.values()) <= set(mine.holders):
+                    raise FedtideError("its key for this sum was dealt without some of those who are asked")
+                agreed, seed, holders = partial(_exchange, mine.private), mine.seed, len(mine.holders)
             links = {
-                j: derived(self._secret(key), context.info("mask", about.key, *sorted((client, j))))
-                for j, key in peers.items()
-                if j != client
+                j: _link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client
             }
-            entry = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about, len(parts))
+            entry = _Sum(same, seed, links, dict(peers), about, len(parts), holders)
             self._used.add((context, client))
             self._open[context, client] = entry
-            while len({(context_of_sum.version, context_of_sum.attempt) for context_of_sum, _ in self._open}) > KEPT:
-                self._open.popitem(last=False)
+            _forget_oldest(self._open)
         for number, part in enumerate(parts):
             piece = total[part]  # a copy, or a view that is written back as it is
             add_stream(piece, seed_of(entry.seed, number))
@@ -263,12 +379,27 @@ class Masker:
         return torch.from_numpy(total.view(np.int64))
 
     def show(
-        self, context: Context, client: int, alive: Sequence[int], fewest: int, parts: Sequence[int] = (0,)
+        self,
+        context: Context,
+        client: int,
+        alive: Sequence[int],
+        fewest: int,
+        parts: Sequence[int] = (0,),
+        lost: Sequence[int] = (),
     ) -> Shown:
         """Return the secrets that open parts of the sum of the clients in a list, of which this is one.
 
+        Args:
+            context: which sum.
+            client: a client of this node.
+            alive: the list.
+            fewest: clients below which no sum is opened.
+            parts: their numbers.
+            lost: clients of the list that vanished: others give their shares in place of them.
+
         Raises:
-            FedtideError: there are fewer than `fewest`, or another list was named before, or nothing is known of it.
+            FedtideError: fewer than `fewest` are left, or too many vanished, or another list was named before, or
+                nothing is known of it.
         """
         entry, named = self._open.get((context, client)), set(alive)
         if entry is None:
@@ -277,25 +408,44 @@ class Masker:
             raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
         if not parts or sorted(set(parts)) != list(parts) or parts[-1] >= entry.parts:
             raise refused("parts to open", list(parts)[:20], f"each once, in their order, 0 to {entry.parts - 1}")
-        if len(named) < fewest:
-            raise refused("sum to open", len(named), f"{fewest} clients or more")
-        if not hidden({peer: entry.peers[peer] for peer in named}, fewest):
+        stay, gone = named - set(lost), set[int]()
+        if lost:
+            if not entry.holders:
+                raise FedtideError("no shares were dealt of this sum, so all of its clients have to open it")
+            if client not in stay or not set(lost) <= named or len(set(lost)) != len(lost):
+                raise refused("clients that vanished", sorted(lost), f"others than {client} in the list, each once")
+            if not enough_left(entry.peers, named, stay, entry.holders):
+                raise refused(
+                    "clients that vanished", len(lost), "a third of the clients of a sum, and of nodes, at most"
+                )
+            gone = entry.peers.keys() - named
+        if len(stay) < fewest:
+            raise refused("sum to open", len(stay), f"{fewest} clients or more")
+        if not hidden({peer: entry.peers[peer] for peer in stay}, fewest):
             raise FedtideError(ALONE)
-        others, digest = sorted(named - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
+        others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
+        told = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
+        if self._lists_of.setdefault(context, digest) != digest:
+            raise FedtideError(ONE_LIST)
         self._name(entry.about, client, digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(
-                self._secret(entry.peers[other]), context.info("open", entry.about.key, digest, *parts, owner, helper)
+                self._secret(entry.peers[other]), context.info("open", entry.about.key, told, *parts, owner, helper)
             )
 
-        def seeds(secret: bytes) -> bytes:
-            return b"".join(seed_of(secret, part) for part in parts)
+        def shares(kind: str, dealers: Collection[int]) -> dict[int, bytes]:
+            mine = min(k for k in stay if entry.peers[k] == self.bundle.public) == client
+            return {
+                k: self._share(context, kind, k, self.bundle.public, entry.peers[k]) for k in sorted(dealers) if mine
+            }
 
         return Shown(
-            key_stream(_xor(*(pad(client, other, other) for other in others))).update(seeds(entry.seed)),
+            key_stream(_xor(*(pad(client, other, other) for other in others))).update(_seeds(entry.seed, parts)),
             {other: pad(other, client, other) for other in others},
-            {j: seeds(secret) for j, secret in entry.links.items() if j not in named},
+            {j: _seeds(secret, parts) for j, secret in entry.links.items() if j not in named},
+            shares("seed", lost),
+            shares("key", gone),
         )
 
     def _name(self, about: Question, client: int, digest: str) -> None:
@@ -318,12 +468,43 @@ class Masker:
 
     def _secret(self, key: str) -> bytes:
         if key not in self._shared:
-            x25519 = library().hazmat.primitives.asymmetric.x25519
-            try:
-                self._shared[key] = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
-            except ValueError:
-                raise FedtideError("a key for masks is none") from None
+            self._shared[key] = _exchange(self._key, key)
         return self._shared[key]
+
+    def _share(self, context: Context, kind: str, client: int, holder: str, other: str) -> bytes:
+        """Return what seals the share of a client's secret that a holder has; `other` is the other one's key."""
+        return derived(self._secret(other), context.info("share", kind, client, holder))
+
+
+def _exchange(private: Any, public: str) -> bytes:
+    x25519 = library().hazmat.primitives.asymmetric.x25519
+    try:
+        secret: bytes = private.exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    except ValueError:
+        raise FedtideError("a key for masks is none") from None
+    return secret
+
+
+def _private_key(secret: bytes, context: Context, client: int) -> Any:
+    """Return a client's key for one sum, from the secret of which it deals shares."""
+    x25519 = library().hazmat.primitives.asymmetric.x25519
+    return x25519.X25519PrivateKey.from_private_bytes(derived(secret, context.info("key", client)))
+
+
+def _seed(secret: bytes, context: Context, client: int) -> bytes:
+    """Return a client's b for one sum, from the secret of which it deals shares."""
+    return derived(secret, context.info("seed", client))
+
+
+def _link_seed(secret: bytes, context: Context, key: str, i: int, j: int) -> bytes:
+    """Return what two clients share, from the secret of their keys and what they were asked."""
+    return derived(secret, context.info("mask", key, *sorted((i, j))))
+
+
+def _forget_oldest(sums: OrderedDict[tuple[Context, int], Any]) -> None:
+    """Forget all but the last tries."""
+    while len({(context.version, context.attempt) for context, _ in sums}) > KEPT:
+        sums.popitem(last=False)
 
 
 def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
@@ -340,6 +521,25 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     """
     counts = Counter(holders.values())
     return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
+
+
+def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], nodes: int) -> bool:
+    """Tell whether so many clients of a list are left that their nodes' shares open its sum.
+
+    Args:
+        holders: of each client that was asked.
+        named: clients of the list.
+        stay: those of them that are left.
+        nodes: how many have shares.
+
+    >>> asked = dict(enumerate("aabcdef"))
+    >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 6) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
+    [True, False]
+    >>> enough_left(asked, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, 6)
+    False
+    """
+    enough = needed(nodes)
+    return enough is not None and len({holders[k] for k in stay}) >= enough and 3 * len(named - stay) <= len(named)
 
 
 def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
@@ -380,20 +580,124 @@ class _Sum:
     peers: dict[int, str]
     about: Question
     parts: int
+    holders: int
+
+
+@dataclass(repr=False)
+class _Deal:
+    """What a client said of its secrets for a sum, these secrets, and the keys of the nodes that have shares."""
+
+    said: Dealt
+    private: Any
+    seed: bytes
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Vanished:
+    """The secrets of a client that vanished, by the shares of others.
+
+    Args:
+        seed: its b.
+        links: by client that was asked and is not in the list, what they share.
+    """
+
+    seed: bytes
+    links: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What came in place of a share.
+
+    Args:
+        client: of whose secret.
+        place: of the node whose share does not open; None if shares open, and give another secret than the client said.
+    """
+
+    client: int
+    place: int | None
+
+
+def recovered(
+    context: Context,
+    key: str,
+    dealt: Mapping[int, Dealt],
+    lost: Collection[int],
+    gone: Collection[int],
+    shown: Mapping[int, Shown],
+) -> tuple[dict[int, Vanished], list[Wrong]]:
+    """Return by client the secrets of those that vanished, if enough right shares came of all, and what is wrong.
+
+    Args:
+        context: which sum.
+        key: what it was asked with, as of `Question`.
+        dealt: what clients dealt.
+        lost: those that vanished.
+        gone: those that were asked, and are not in the list.
+        shown: by place of a node, what its first client gave.
+    """
+    wrong = list[Wrong]()
+
+    def secret(client: int, sealed: bytes, keys: dict[int, bytes], right: Callable[[bytes], bool]) -> bytes | None:
+        result, places = gather(sealed, keys)
+        wrong.extend(Wrong(client, place) for place in places)
+        if result is not None and not right(result):
+            wrong.append(Wrong(client, None))
+            return None
+        return result
+
+    def digest(client: int, seed: bytes) -> bool:
+        return derived(seed, context.info("digest", client)) == dealt[client].digest
+
+    def public(client: int, secret: bytes) -> bool:
+        made: str = _private_key(secret, context, client).public_key().public_bytes_raw().hex()
+        return made == dealt[client].public
+
+    def gathered(kind: str, client: int) -> bytes | None:
+        """Return the secret of a client's b, or of its key."""
+        if kind == "seed":
+            given = {place: each.seeds[client] for place, each in shown.items()}
+            return secret(client, dealt[client].seeds, given, lambda seed: digest(client, seed))
+        given = {place: each.keys[client] for place, each in shown.items()}
+        return secret(client, dealt[client].keys, given, lambda key: public(client, key))
+
+    seeds = {client: gathered("seed", client) for client in lost}
+    keys = {client: gathered("key", client) for client in gone}
+    if None in seeds.values() or None in keys.values():
+        return {}, wrong
+    private = {client: _private_key(each, context, client) for client, each in keys.items() if each is not None}
+    return {
+        v: Vanished(
+            _seed(seed, context, v),
+            {k: _link_seed(_exchange(private[k], dealt[v].public), context, key, v, k) for k in gone},
+        )
+        for v, seed in seeds.items() if seed is not None
+    }, wrong  # fmt: skip
 
 
 def unmasked(
-    masked: Mapping[int, Tensor], shown: Mapping[int, Shown], parts: Sequence[slice | Tensor] = (slice(None),)
+    masked: Mapping[int, Tensor],
+    shown: Mapping[int, Shown],
+    parts: Sequence[slice | Tensor] = (slice(None),),
+    vanished: Mapping[int, Vanished] | None = None,
+    numbers: Sequence[int] = (0,),
 ) -> list[Tensor]:
     """Return parts of the sum of masked vectors without their masks, each int64.
 
     Args:
         masked: the vector that each client in the list sent.
-        shown: what each of them gave to open these parts.
+        shown: what each of them that is left gave to open these parts.
         parts: their places in a vector.
+        vanished: secrets of the others in the list.
+        numbers: those of the parts, of which secrets of the others are made.
     """
-    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in masked if other != i))).update(shown[i].sealed)
-             for i in masked}  # fmt: skip
+    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in shown if other != i))).update(each.sealed)
+             for i, each in shown.items()}  # fmt: skip
+    links = {i: each.links for i, each in shown.items()}
+    for i, each in (vanished or {}).items():
+        seeds[i] = _seeds(each.seed, numbers)
+        links[i] = {k: _seeds(secret, numbers) for k, secret in each.links.items()}
     sums = []
     for number, part in enumerate(parts):
         seed = slice(SEED * number, SEED * (number + 1))
@@ -402,16 +706,16 @@ def unmasked(
             total += vector.numpy().view(np.uint64)[part]
         for i in masked:
             add_stream(total, seeds[i][seed], add=False)
-            for j, secrets_of_parts in shown[i].links.items():
+            for j, secrets_of_parts in links[i].items():
                 link(total, i, j, secrets_of_parts[seed], off=True)
         sums.append(torch.from_numpy(total.view(np.int64)))
     return sums
 
 
-def _signed_bytes(run: str, node: str, public: str) -> bytes:
-    return _plain("fedtide", "key for masks", run, node, public)
+def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:
+    return _plain("fedtide", "key for masks", run, node, public, *about)
 
 
-def verified(run: str, node: str, bundle: Bundle) -> bool:
-    """Tell whether a node's registered key signed its key for masks."""
-    return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public))
+def verified(run: str, node: str, bundle: Bundle, *about: object) -> bool:
+    """Tell whether a node's registered key signed its key for masks, or with `Context.about` that for one sum."""
+    return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public, *about))
