@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedtide import algorithms, cohorts, config, data, learn, mixtures, models, personal, transforms
     from fedtide.api import (
         check,
+        forget,
         inspect,
         recommend,
         results,
@@ -55,7 +56,7 @@ SPACES = {
 """Namespaces, and the module that each one is."""
 
 NAMES = {
-    "api": "check inspect recommend results resume run show track trained tune verify write_report",
+    "api": "check forget inspect recommend results resume run show track trained tune verify write_report",
     "core.errors": "FedtideError",
     "data.shift": "Shift",
     "learn": "LocalTrainer Task",
@@ -68,9 +69,9 @@ HOMES = {name: home for home, names in NAMES.items() for name in names.split()}
 
 __all__ = [
     "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
-    "devices", "features", "inspect", "learn", "losses", "mixtures", "models", "personal", "plot", "population",
-    "priors", "recommend", "results", "resume", "run", "schedules", "server", "shift", "show", "simulate", "track",
-    "trained", "transforms", "tune", "verify", "weights", "write_report",
+    "devices", "features", "forget", "inspect", "learn", "losses", "mixtures", "models", "personal", "plot",
+    "population", "priors", "recommend", "results", "resume", "run", "schedules", "server", "shift", "show",
+    "simulate", "track", "trained", "transforms", "tune", "verify", "weights", "write_report",
 ]  # fmt: skip
 
 ELSEWHERE = {

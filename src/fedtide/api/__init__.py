@@ -164,6 +164,42 @@ def resume(
     return finished(of(run_folder, workers).resumed(Output(quiet), seeds=seeds), Output(quiet))
 
 
+def forget(
+    run_folder: str | Path,
+    client: str | int,
+    out: str | Path | None = None,
+    *,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> "Finished | FinishedTuning | Recommendation":
+    """Play a run folder again as if a client had never taken part: the bits are those of a run without it.
+
+    The client is drawn as before and answers nothing, and no number is made of its rows (`data.without_clients`). The
+    old folder stays as it is. If the client never answered, nothing is played.
+
+    Args:
+        run_folder: the run folder.
+        client: name of the client in the data, or its number, from 0.
+        out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same call goes on.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing.
+
+    Returns:
+        The results without the client, or those of the run folder if nothing was played.
+
+    Raises:
+        FedtideError: there is no such client, or the folder is none of simulated clients.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    from fedtide.api.jobs import ForgettingJob, finished, leaving
+
+    departure = leaving(Path(run_folder), str(client))
+    if departure.untouched:
+        return results(run_folder)
+    place = None if out is None else Path(out)
+    return finished(ForgettingJob.leave(departure, place, workers, Output(quiet)), Output(quiet))
+
+
 def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Path:
     """Make the report of a run folder, a tuning or a tournament, or one page about several run folders.
 

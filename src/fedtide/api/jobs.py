@@ -40,6 +40,7 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
+from fedtide.runs.forget import Forgotten, Leaving
 from fedtide.runs.job import Output, Request, Seeds, Sets, StudyRequest, check_positive, experiment_file, fleet_sets
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed, warn_of_epsilon
@@ -484,6 +485,54 @@ class RunJob(Job):
         return verify_runs(self._runs())
 
 
+@dataclass(frozen=True, repr=False)
+class FinishedWithout(Finished):
+    """A finished experiment without a client, and each of its runs compared with that with the client."""
+
+    forgotten: Sequence[Forgotten] = ()
+
+    def print(self, screen: Console) -> None:
+        """Print the table, what was played again, and what cannot be taken back."""
+        super().print(screen)
+        for run in self.forgotten:
+            for line in run.lines():
+                say(line, screen)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary of the run folder, and the comparison."""
+        return super().as_json() | {"forgotten": [asdict(run) for run in self.forgotten]}
+
+
+@dataclass(frozen=True)
+class ForgettingJob(RunJob):
+    """A run folder that is played again without a client, in a new folder beside it."""
+
+    leaving: Leaving | None = None
+
+    @staticmethod
+    def leave(leaving: Leaving, out: Path | None, workers: int | None, output: Output) -> "ForgettingJob":
+        """Make the run folder without the client, or go on with that of an earlier command.
+
+        Raises:
+            FedtideError: something else is there.
+        """
+        root = out or leaving.place
+        workers = processes_for(leaving.experiment, workers)
+        if not leaving.began(root):
+            folder.free(root)
+            checked = _check(leaving.experiment, str(leaving.root))
+            if line := check_room(checked.need, root):
+                say(line, console(output))
+            folder.create(leaving.experiment, root)
+        return ForgettingJob(root, workers, leaving=leaving)
+
+    def result(self) -> FinishedWithout:
+        """Read the finished runs, and compare them."""
+        assert self.leaving is not None
+        forgotten = self.leaving.compare(self.root)
+        return FinishedWithout(self.root, report_of(self.root), read_finished(self.root), forgotten)
+
+
 @dataclass(frozen=True)
 class TuningJob(Job):
     """A tune folder: trials of the values that the `[tune]` table of an experiment names."""
@@ -627,6 +676,18 @@ def of(root: str | Path, workers: int | None = None) -> AnyJob:
         if (root / tournament.LADDER).is_file():
             return TournamentJob(root, workers)
     return RunJob(root, workers)
+
+
+def leaving(root: Path, client: str) -> Leaving:
+    """Look for a client that has to be forgotten in a run folder.
+
+    Raises:
+        FedtideError: it is another folder, or there is no such client.
+    """
+    job = of(root)
+    if not isinstance(job, RunJob):
+        raise refused("forget", str(root), "a run folder, or the folder of a site", f"it is a {job.kind}")
+    return Leaving.of(root, client)
 
 
 def play(job: AnyJob, output: Output = Output()) -> Any:

@@ -11,6 +11,7 @@ shift and the method that coped.
     fedtide run study.toml         run your own experiment
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
+    fedtide forget runs/study 7    play it again as if client 7 never was
     fedtide report runs/study      make the report again
     fedtide track runs/study ...   send metrics to TensorBoard, MLflow, W&B
     fedtide inspect data.csv       find which shift your own data have
@@ -173,6 +174,39 @@ def resume(
 
     work = of(run_folder, workers).resumed(output, seeds=seeds, fleet=fleet, address=address)
     return _play(work, output)
+
+
+def forget(
+    folder: Path,
+    client: str,
+    /,
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    output: Output = Output(),
+) -> int:
+    """Command of `fedtide.forget`. Of a site it takes out a node with its clients, and sets the study back.
+
+    Args:
+        folder: the run folder, or the folder of a site.
+        client: name of the client in the data, or its number, from 0. Of a site the name of a node.
+        out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same command goes on. A
+            site has none, because its old rounds stay in the folder.
+    """
+    if (folder / "site.toml").is_file():
+        for name, value in {"--out": out, "--workers": workers}.items():
+            if value is not None:
+                raise refused(name, value, "none for a site, which is played again by fedtide serve")
+        return deployment.forget(folder, client)
+    from fedtide.api.jobs import ForgettingJob, leaving
+
+    check_positive("--workers", workers)
+    departure = leaving(folder, client)
+    if departure.untouched:
+        say(departure.nothing, console(output))
+        tell({"folder": folder, "forgotten": []}, output)
+        return 0
+    return _play(ForgettingJob.leave(departure, out, workers, output), output)
 
 
 def init(study: Path = Path("study.toml"), /) -> int:
@@ -590,8 +624,8 @@ app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
 OURS = (
-    run, init, tune, recommend, resume, report, verify, track, export, predict, show, inspect, check, list_recipes,
-    algorithms, keys, models,
+    run, init, tune, recommend, resume, forget, report, verify, track, export, predict, show, inspect, check,
+    list_recipes, algorithms, keys, models,
 )  # fmt: skip
 OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay"
 
@@ -602,7 +636,7 @@ RUNS_CODE: dict[str, str] = {
     **dict.fromkeys(("run", "tune", "show", "deploy"), "the experiment"),
     "check": "its argument",
     **dict.fromkeys(("inspect", "recommend"), "a study, not in a file of data"),
-    **dict.fromkeys(("resume", "export", "predict", "replay"), "config.toml of the run folder"),
+    **dict.fromkeys(("resume", "forget", "export", "predict", "replay"), "config.toml of the run folder"),
     **dict.fromkeys(("rehearse", "serve"), "study.toml of the site"),
 }
 """Commands that run a person's code (`module:function`), and the place that names the code; others run none."""

@@ -32,6 +32,7 @@ from fedtide.fields.types import (
     Positive,
     Spelled,
     Strict,
+    Text,
     Whole,
     by_name,
     ingredient,
@@ -48,6 +49,10 @@ SHARED = {"loss", "init_from", "decide_per", "safe", "transforms"}
 """Keys of every method, whatever its algorithm."""
 
 
+ClientName = Annotated[Text, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+"""Name of a client, or its number."""
+
+
 class Data(Strict):
     """Rows, and how they are dealt to clients.
 
@@ -58,6 +63,9 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
+        without_clients: clients that have left, by their names in the data, or by their numbers from 0. They are drawn
+            as before and answer nothing. No number is made of their rows. None means that nobody has left;
+            `fedtide forget` writes it.
         public_samples: number of training rows that no client holds and all may see, without their labels. Some methods
             need them as a common view of the data. Each domain of the source has as many.
         transforms: steps that images pass before the model sees them, in order.
@@ -72,6 +80,7 @@ class Data(Strict):
     groups: Groups = OneGroup()
     split: Split = Split()
     held_out_clients: HeldOutClients = HeldOutClients()
+    without_clients: Annotated[tuple[ClientName, ...], Distinct] | None = None
     public_samples: Whole = 0
     transforms: tuple[Step, ...] = ()
     seed: Whole | None = None

@@ -71,6 +71,24 @@ def unknown(
     return FedtideError(f"{key}: found {shown(name)}, {nearest(name, choices, meant, quoted=quoted)}")
 
 
+FEW = 8
+"""Number of names that an error line lists of many."""
+
+
+def missing(key: str, name: str, names: Sequence[str], unnamed: str = "none") -> FedtideError:
+    """The error of a name that is none of perhaps many, with the nearest and some of them; `unnamed` if there are none.
+
+    >>> print(missing("--client", "7", ["01", "07", *map(str, range(10, 20))]))
+    --client: found '7', did you mean '07'? Allowed: 01, 07, 10, 11, 12, 13, 14, 15 and 4 more
+    """
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    few = f"{spell_names(names[:FEW])}{more}" if names else unnamed
+    same = next((other for other in names if other.isdecimal() and other.lstrip("0") == name.lstrip("0")), None)
+    close = nearest(name, names).partition(" Allowed")[0]
+    hint = f"did you mean '{same}'?" if same else close if close.startswith("did you mean") else ""
+    return FedtideError(f"{key}: found {shown(name)}, {f'{hint} Allowed' if hint else 'allowed'}: {few}")
+
+
 @contextmanager
 def within(key: str) -> Iterator[None]:
     """Put a key in front of the lines of errors that do not begin with it.

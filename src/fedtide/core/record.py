@@ -227,6 +227,15 @@ def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]
     return lines
 
 
+def joined_in(lines: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the round in which each client worked first, of those that worked in the rounds of a record.
+
+    >>> joined_in([{"round": 0, "joined": [4, 7]}, {"round": 1, "joined": [5]}])
+    {4: 0, 7: 0, 5: 1}
+    """
+    return {client: line["round"] for line in lines for client in line.get("joined", ())}
+
+
 def append_line(path: Path, line: Any) -> None:
     """Append a line of JSON, in place of one that a killed process left half-written, and sync the file to disk."""
     whole = path.read_text(encoding="utf-8").rpartition("\n")

@@ -1,6 +1,6 @@
 """The population: all clients, their rows, and the changes of both over time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Moment, Shard
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, missing, refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
@@ -45,6 +45,8 @@ class Population:
         transforms: transforms of the rows that clients receive, in order.
         public: rows that are public without their labels and that no client holds, sorted.
         device: device of the features that clients get.
+        left: ids of registered clients that have left, sorted. They are drawn as before and answer nothing, and no
+            number is made of their rows.
     """
 
     rows: Rows | GeneratedRows
@@ -58,6 +60,7 @@ class Population:
     transforms: tuple[Prepare, ...] = ()
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     device: str = CPU
+    left: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -107,7 +110,8 @@ class Population:
     def trained_on(self) -> Tensor:
         """Positions of all rows that registered clients train on at some time, client by client."""
         train = cast(Ragged, self.parts["train"])
-        return train.rows[: train.start[self.registered]]
+        rows = train.rows[: train.start[self.registered]]
+        return rows[self.remains(train.owner[: len(rows)])] if len(self.left) else rows
 
     @property
     def _view(self) -> PopulationView:
@@ -212,6 +216,41 @@ class Population:
         """Ids of the clients that never take part in training, sorted."""
         return torch.arange(self.registered, len(self.group))
 
+    def without(self, names: Sequence[str], key: str) -> "Population":
+        """Return the population without some clients; `key` begins the error.
+
+        Raises:
+            FedtideError: a client is not registered, or none would be left.
+        """
+        left = torch.tensor([self.number_of(name, key) for name in names], dtype=torch.int64).unique()
+        if len(left) and int(left[-1]) >= self.registered:
+            but = "the others are held out, and never take part" if len(self.held_out_clients) else ""
+            raise refused(key, int(left[-1]), f"0 to {self.registered - 1}", but)
+        if len(left) == self.registered:
+            raise refused(key, f"all {len(left)} clients", "some of them")
+        return replace(self, left=left)
+
+    def number_of(self, name: str, key: str) -> int:
+        """Return the number of a client, from 0, by its name in the data, such as "B6" or "carrier=B6".
+
+        Only if clients have no names, the name is that number. `key` begins the error.
+
+        Raises:
+            FedtideError: no client has the name; the message has a few that there are.
+        """
+        names = self.names
+        if name in names:
+            return names.index(name)
+        if (last := name.partition("=")[2]) in names:
+            return names.index(last)
+        if not names and name.isdecimal():
+            return int(name)
+        raise missing(key, name, names, "the number of a client, from 0")
+
+    def remains(self, clients: Tensor) -> Tensor:
+        """Return the mask (clients,) of those that have not left."""
+        return ~torch.isin(clients, self.left)
+
     def expected(self, moment: Moment) -> np.ndarray:
         """Return q(t), the expected share of each group among the arrivals (groups,)."""
         limited = self.availability is not None or self._by_rows
@@ -246,7 +285,7 @@ class Population:
         return self._only_there(self._who.reachable(*self._draw(moment)), moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
-        """Return the mask (clients,) of the asked `clients` that do not drop out.
+        """Return the mask (clients,) of the asked `clients` that have not left and do not drop out.
 
         Args:
             clients: the asked clients.
@@ -256,13 +295,13 @@ class Population:
                 drops out once, and not again in each later round.
         """
         if not self._who.dropout_rate:
-            return torch.ones(len(clients), dtype=torch.bool)
+            return self.remains(clients)
         times: list[tuple[Any, ...]] = [(moment.round, ask)] * len(clients)
         if began is not None:
             times = [("since", since.hex()) for since in began.tolist()]
         pairs = zip(times, clients.tolist(), strict=True)
         chance = [Rng(self.seed).at(*time, client, "dropout").numpy().random() for time, client in pairs]
-        return torch.tensor(chance) >= self._who.dropout_rate
+        return (torch.tensor(chance) >= self._who.dropout_rate) & self.remains(clients)
 
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
@@ -279,11 +318,11 @@ class Population:
         return self.counts(clients, part, moment) * (self.rows.steps or 1)
 
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
-        """Return the clients that can be evaluated at a moment: they are available and hold rows of the part.
+        """Return the clients that can be evaluated at a moment: they have not left, are available, and hold such rows.
 
         If these rows are still to come, clients without training rows are evaluated, too.
         """
-        counted = self.counts(clients, part, moment) > 0
+        counted = (self.counts(clients, part, moment) > 0) & self.remains(clients)
         holders = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
         if holders is not None:
             seen = clients < self.registered
@@ -352,7 +391,7 @@ class Population:
         the headline of the best constant prediction (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
-        before = self._dated.arrived(moment) if self._dated and part != "train" else None
+        before = self._arrived(moment) if self._dated and part != "train" else None
         if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
 
@@ -368,10 +407,16 @@ class Population:
         If rows arrive, these are all that have come with their labels, also those that are no longer held.
         """
         if self._dated:
-            rows, owner = self._dated.arrived(moment, "train")
-            return rows, owner
-        rows, owner = self.pooled(self.clients, moment, "train")
-        return rows, self.clients[owner]
+            return self._arrived(moment, "train")
+        clients = self.clients[self.remains(self.clients)]
+        rows, owner = self.pooled(clients, moment, "train")
+        return rows, clients[owner]
+
+    def _arrived(self, moment: Moment, *parts: str) -> tuple[Tensor, Tensor]:
+        """Return the rows that have come so far of the clients that have not left, and their owners."""
+        rows, owner = self._dated.arrived(moment, *parts)
+        remain = self.remains(owner)
+        return rows[remain], owner[remain]
 
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.

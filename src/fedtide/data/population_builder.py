@@ -1,6 +1,7 @@
 """Construction of a population from rows and settings: groups, partition, parts, held-out clients."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, cast
@@ -22,6 +23,9 @@ from fedtide.data.shift.how import Rotation as Turned
 from fedtide.data.transforms import Prepare
 from fedtide.fields.user_code import build_part
 
+LEFT = "data.without_clients"
+"""Key of the clients that have left."""
+
 
 def build(
     rows: Rows | GeneratedRows,
@@ -35,6 +39,7 @@ def build(
     dealing: int | None = None,
     transforms: tuple[Prepare, ...] = (),
     public_samples: int = 0,
+    without_clients: Sequence[str] = (),
 ) -> Population:
     """Build a population by dealing rows to clients.
 
@@ -52,6 +57,7 @@ def build(
         dealing: a separate seed for the dealing, so that populations with different `seed` hold the same rows.
         transforms: transforms of the images that clients receive, in order.
         public_samples: number of training rows that no client holds and that are public without their labels.
+        without_clients: names, or numbers, of clients that have left.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
     >>> population = build(toy, IID(clients=4), split=Split(val=0.0, test=0.2))
@@ -77,10 +83,12 @@ def build(
         first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         spans = {part: Spans(rows.clients, rows.each, first[part], sizes[part]) for part in PARTS}
         group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one stored number for all clients
-        return Population(rows, spans, group, ("all",), rows.clients, shift, seed, transforms=transforms)
+        people = Population(rows, spans, group, ("all",), rows.clients, shift, seed, transforms=transforms)
+        return people.without(without_clients, LEFT)
     rule: Any = build_part(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(rule, Saved):
-        return _fit(replace(_replay(rows, rule, shift, seed, public_samples), transforms=transforms))
+        people = replace(_replay(rows, rule, shift, seed, public_samples), transforms=transforms)
+        return _fit(people.without(without_clients, LEFT))
     rng = Rng(seed if dealing is None else dealing).at("partition")
     ahead = getattr(shift.what, "ahead", False)
     if ahead:
@@ -122,7 +130,8 @@ def build(
     parts = {part: Ragged.join(pair) for part, pair in pairs.items()}
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
-    return _fit(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
+    people = Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public)
+    return _fit(people.without(without_clients, LEFT))
 
 
 def _fit(people: Population) -> Population:

@@ -67,6 +67,7 @@ def labels(population: Any) -> dict[str, Any]:
     and if there are too many classes for a figure. "names" are the names of the classes, empty if labels are numbers.
     """
     clients = torch.linspace(0, population.registered - 1, min(DRAWN, population.registered)).round().long()
+    clients = clients[population.remains(clients)]
     rows, train = population.rows, population.parts["train"]
     counts = None
     if rows.steps is None and rows.classes <= CLASSES:

@@ -110,7 +110,8 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
     Raises:
         FedtideError: no registered client has such rows.
     """
-    with_rows = population.clients[population.counts(population.clients, part) > 0]
+    clients = population.clients[population.remains(population.clients)]
+    with_rows = clients[population.counts(clients, part) > 0]
     if not len(with_rows):
         others = [o for o in ("val", "test") if population.counts(population.clients, o).any()]
         allowed = " or ".join(f"'{o}'" for o in others) or "none, as there are only training rows"

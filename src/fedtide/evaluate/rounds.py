@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtide.clusters.distance import Kind, distances_within
 from fedtide.core.base import Cost, Scores
@@ -67,7 +68,7 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
     trained = [query for query in fleet.queries if query.ask.question == "train"]
     # A client that began earlier and is only asked after takes part when its answer counts.
     took = [query.ask.clients if query.sent is None else query.answered for query in trained]
-    participants = torch.cat(took) if took else torch.empty(0, dtype=torch.int64)
+    participants = remaining(truth, torch.cat(took) if took else torch.empty(0, dtype=torch.int64))
     return {
         "round": step.moment.round,
         "seconds": step.seconds,
@@ -89,6 +90,11 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def remaining(truth: Population | None, clients: Tensor) -> Tensor:
+    """Return the clients that have not left; of real ones the roster says who they are."""
+    return clients if truth is None else clients[truth.remains(clients)]
 
 
 def clustering(judge: Judge, cost: Mapping[str, Cost]) -> dict[str, Any]:
@@ -147,7 +153,8 @@ def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[s
     domain, several, moment = truth.rows.domain.long(), len(truth.rows.domain_names), step.moment
     out = {}
     if trained and truth.shift.cycle(moment.rounds) is not None:
-        rows, _ = truth.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
+        asked = remaining(truth, torch.cat([query.ask.clients for query in trained]).unique())
+        rows, _ = truth.pooled(asked, moment, "train")
         out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [(client, component.long()) for client, component in _notes(trained, "component")]
     if noted:
@@ -172,7 +179,7 @@ def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
         return {}
     now = step.moment
     then = replace(now, round=now.round - 1, seconds=step.before)
-    return {"drifted": len(truth.changed(now, then)), "events": list(truth.events(now, then))}
+    return {"drifted": len(remaining(truth, truth.changed(now, then))), "events": list(truth.events(now, then))}
 
 
 def windows(truth: Population | None, step: Step) -> dict[str, Any]:

@@ -108,6 +108,9 @@ class SimulatedFleet:
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         unless_changed: questions that a silent client leaves unanswered until its samples or its memory change.
         vectors: how sums are taken.
+
+    Attributes:
+        joined: the round in which each client worked first, of those that have worked so far.
     """
 
     population: Population
@@ -130,6 +133,8 @@ class SimulatedFleet:
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.substituted = 0
+        self.joined: dict[int, int] = {}
+        self._new: list[int] = []
 
     @classmethod
     def of(
@@ -204,6 +209,11 @@ class SimulatedFleet:
         """Return nothing: what was asked follows from the seed."""
         return ()
 
+    def take_joined(self) -> list[int]:
+        """Return the clients that have worked for the first time since the last call, sorted."""
+        new, self._new = sorted(self._new), []
+        return new
+
     def judged(self, clients: Tensor, part: str) -> Tensor:
         """Keep the clients that can be evaluated now: they are available and hold rows of the part."""
         return self.population.judged(clients, part, self.moment)
@@ -231,7 +241,7 @@ class SimulatedFleet:
     def all_rows(self) -> Shard:
         """Training rows of all reachable clients now (see `fedtide.core.base.Simulation.all_rows`)."""
         self._refuse_on_real("all_rows", "all clients' rows are")
-        clients = self.reachable
+        clients = self.reachable[self.population.remains(self.reachable)]
         rows, owner = self.population.pooled(clients, self.moment, "train")
         return self.population.shard_of(rows, clients[owner], self.moment, self.population.device)
 
@@ -272,6 +282,7 @@ class SimulatedFleet:
         began = None if began is None else began[clients.argsort()]
         race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
         race = replace(race, counts=self.vectors.keep_enough(ask, race.counts))
+        self._note_joined(ask.clients[race.counts])
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
         staged, done = done.keepers, self.vectors.open(ask, payload, done, self._closed(ask))
@@ -279,6 +290,12 @@ class SimulatedFleet:
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
         return reply if self.vectors.wire.divisor is None else without_count(reply)
+
+    def _note_joined(self, clients: Tensor) -> None:
+        """Note the clients that work for the first time."""
+        new = [client for client in clients.tolist() if client not in self.joined]
+        self.joined.update(dict.fromkeys(new, self.moment.round))
+        self._new += new
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
         """Decide who counts before the work is run; until then an answer is taken to be as large as the payload."""

@@ -510,6 +510,34 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
     hold(bool((scores.rows > 0).all()), f"{where}, a client is not judged")
 
 
+def left(case: Case) -> None:
+    """Nothing depends on the rows of a client that has left, and rounds before its first work are as they were."""
+    joined = case.reference.fleet.joined
+    last = max(joined, key=joined.__getitem__, default=0)
+    experiment = case.make(data={"without_clients": [str(last)]})
+    host = case.host(experiment)
+    population: Any = host.population
+    rows = torch.cat([part[last] for part in population.parts.values()]).long()
+    x, y = population.rows.x.clone(), population.rows.y.clone()
+    x[rows], y[rows] = x[(rows + 1) % len(x)], (y[rows] + 1) % population.rows.classes
+    other = replace(host, population=replace(population, rows=replace(population.rows, x=x, y=y)))
+    ours, theirs = played(experiment, host=host), played(experiment, host=other)
+    for one, another in zip(ours.steps, theirs.steps, strict=True):
+        alike(one.state, another.state, "the state depends on rows of a client that has left")
+        alike(dict(one.facts), dict(another.facts), "facts depend on rows of a client that has left")
+    for one, before in list(zip(ours.steps, case.reference.steps, strict=True))[: max(joined.get(last, 0), 0)]:
+        alike(one.state, before.state, "a client that leaves changes rounds before it worked")
+    hold(last not in ours.fleet.joined, "a client that has left works")
+    for run in (ours, theirs):
+        memory = run.host.memory.read(last, (99, 0))
+        hold(memory is None, "a client that has left keeps something")
+    clients = population.judged(population.clients, "test", ours.fleet.moment)
+    hold(last not in clients.tolist(), "a client that has left is judged")
+    payload, slot = host.algorithm.serve(ours.state, clients)
+    scores = [run.fleet.score(payload, clients, slot=slot) for run in (ours, theirs)]
+    alike(scores[0], scores[1], "others are judged by rows of a client that has left")
+
+
 def no_rows(case: Case, rounds: int = 4) -> None:
     """A client without rows changes the state no more than a client that is not asked, to rounding."""
 
@@ -873,6 +901,7 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
     "dropouts": [dropouts],
     "degenerate": [degenerate, no_rows],
     "join": [clients_join],
+    "left": [left],
     "newcomers": [join_as_new],
     "resume": [stops, round_again],
     "wire": [wire],

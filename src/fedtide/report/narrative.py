@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from operator import itemgetter
 
@@ -24,6 +25,9 @@ SAME_RUN = (
     "(local.batch_size, epochs), or all clients are of one size, or every round needed training"
 )
 """Sentence about two methods that are the same run, with the likely reasons."""
+
+FEW_LEFT = 8
+"""Number of clients that have left up to which they are named."""
 
 ONE = 0.98
 """Share of the clients or rows at one model above which the others hardly count."""
@@ -256,6 +260,7 @@ def setting(record: ExperimentRecord) -> str:
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()
         text += "" if experiment.liars is None else experiment.liars.words()
+        text += describe_left(experiment.data.without_clients or ())
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": "The model is judged on the rows of the next window, in which clients may be new."
@@ -266,6 +271,18 @@ def setting(record: ExperimentRecord) -> str:
     without = record.private and not record.accuracies
     private = ["The study is private: numbers of single clients are left out."] * record.private
     return " ".join([text + ("" if without else judged[record.view]), *private, *_not_probed(record)])
+
+
+def describe_left(names: Sequence[str]) -> str:
+    """Name the clients that have left.
+
+    >>> describe_left(["7"]), describe_left([])
+    ('Without client 7, which has left. ', '')
+    """
+    if not names:
+        return ""
+    who = f"clients {listed(names)}, which have left" if len(names) > 1 else f"client {names[0]}, which has left"
+    return f"Without {who if len(names) <= FEW_LEFT else f'{len(names)} clients, which have left'}. "
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:

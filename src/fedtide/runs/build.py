@@ -173,8 +173,9 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     who = located(shift.who, data.directory, "shift.who")
     shift = replace(shift, who=who, what=located(shift.what, data.directory, "shift.what"))
     return build(
-        rows, *dealt, shift, seed, dealing=data.seed, transforms=data.transforms, public_samples=data.public_samples
-    )
+        rows, *dealt, shift, seed, dealing=data.seed, transforms=data.transforms, public_samples=data.public_samples,
+        without_clients=data.without_clients or (),
+    )  # fmt: skip
 
 
 def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, public: Tensor | None = None) -> Task:

@@ -16,7 +16,18 @@ from fedtide.core.base import Cost, Grouping, Moment, Scores
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, FORGETTING, LEDGER, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
+from fedtide.core.record import (
+    ASKS,
+    FORGETTING,
+    LEDGER,
+    OTHERS,
+    STOPPED,
+    Record,
+    joined_in,
+    read_rounds,
+    run_lock,
+    view_of,
+)
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
@@ -209,6 +220,8 @@ class Run:
         rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
         earlier = accuracies(read_rounds(self.folder)) if target is not None else []
         before = Failures() if start is None else Failures.before(self.folder)
+        if isinstance(judge.fleet, SimulatedFleet):
+            judge.fleet.joined |= joined_in(read_rounds(self.folder))
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
@@ -375,6 +388,8 @@ def run_rounds(
         spent = dict(fleet.spent_on)
         clustered_in, clustered = fleet.clustering.seconds - clustered, fleet.clustering.seconds
         line, accuracy = describe(step, judge, cost), None
+        if isinstance(fleet, SimulatedFleet):
+            line["joined"] = fleet.take_joined()
         clients: list[tuple[Any, ...]] = []
         number, aside = step.moment.round, 0.0
         if judged is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtide.config import slug
 from fedtide.core import checkpoint, codec
 from fedtide.core.base import Grouping, Memory, Moment, Payload, Prediction, Weights
-from fedtide.core.errors import FedtideError, nearest, quote, refused, shown, spell_names, unknown
+from fedtide.core.errors import FedtideError, quote, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
@@ -31,9 +31,6 @@ from fedtide.wire.answer_schema import made_up
 
 ROWS = 256
 """Number of rows of clients, and of invented ones, on which a network is compared with the method."""
-
-FEW = 8
-"""Names of clients that an error lists."""
 
 REAL = 10_000_000
 """More clients than real ones are."""
@@ -92,21 +89,9 @@ class Models:
         Raises:
             FedtideError: no client has the name; the message has a few that there are.
         """
-        names = self.host.population.names
         if name is not None and self.real:
             raise refused("--client", name, AT_NODES)
-        if name is None or name in names:
-            return None if name is None else names.index(name)
-        if (last := name.partition("=")[2]) in names:
-            return names.index(last)
-        if not names and name.isdecimal():
-            return int(name)
-        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-        few = f"{spell_names(names[:FEW])}{more}" if names else "the number of a client, from 0"
-        same = next((other for other in names if other.isdecimal() and other.lstrip("0") == name.lstrip("0")), None)
-        close = nearest(name, names).partition(" Allowed")[0]
-        hint = f"did you mean '{same}'?" if same else close if close.startswith("did you mean") else ""
-        raise FedtideError(f"--client: found {shown(name)}, {f'{hint} Allowed' if hint else 'allowed'}: {few}")
+        return None if name is None else self.host.population.number_of(name, "--client")
 
     def predict(self, x: Tensor, client: int | None = None) -> Prediction:
         """Predict rows as the run's evaluation does.

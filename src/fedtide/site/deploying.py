@@ -123,6 +123,8 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
         raise refused(f"{where}: data.public_samples", data.public_samples, "0, because tickets carry no rows to nodes")
     if experiment.fleet.device != CPU:  # a site has one digest, and machines of nodes have devices of their own
         raise refused(f"{where}: fleet.device", experiment.fleet.device, "cpu, which servers and nodes compute on")
+    if experiment.data.without_clients is not None:
+        raise refused(f"{where}: data.without_clients", "a list", "none, because a node leaves by fedtide forget")
     if experiment.liars is not None:
         raise refused(f"{where}: liars", "a table", "none, because real clients lie by themselves")
     rows = rows_of(experiment, experiment.seeds[0])

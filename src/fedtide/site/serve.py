@@ -138,7 +138,7 @@ class Watch:
             waiting = f"waiting for {self.missing} more {'client' if self.missing == 1 else 'clients'}"
             keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
             roster = self.site.roster if self.latest is None else self.latest.read()
-            away = [node for node in roster.node if self.missing and node.name not in self._present]
+            away = [node for node in roster.node if self.missing and not node.left and node.name not in self._present]
             return Status(
                 at=datetime.now(UTC),
                 round=self.round,

@@ -30,7 +30,7 @@ from fedtide.config.settings import Deploy
 from fedtide.core.atomic import lock, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.files import read_toml
-from fedtide.fields.types import Strict, checked
+from fedtide.fields.types import Flag, Strict, checked
 from fedtide.runs.digest import digest_of
 from fedtide.runs.privacy import check_delta
 from fedtide.site import certificates
@@ -49,11 +49,13 @@ class Member(Strict):
         name: name of the node and of its ticket.
         clients: ids of the clients that it stands for.
         key: public key, "KIND BASE64" as OpenSSH writes it; None until it is admitted.
+        left: whether it has left for good (`fedtide forget`), and is admitted no more.
     """
 
     name: NodeName
     clients: Ids
     key: Annotated[str, Field(max_length=1000)] | None = None
+    left: Flag = False
 
 
 class Roster(Strict):
@@ -247,7 +249,7 @@ def read_roster(root: Path) -> Roster:
 
 def write_roster(root: Path, roster: Roster) -> None:
     """Write the nodes of a site, in place of those before."""
-    values = roster.model_dump(mode="json", exclude_none=True)
+    values = roster.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     write_text(root / "roster.toml", f"# The nodes; fedtide admit writes keys.\n\n{tomli_w.dumps(values)}")
 
 
@@ -278,7 +280,7 @@ def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def locked(root: Path) -> Iterator[None]:
     """Lock the site for this command, because two changes of the roster at once would lose one."""
     with open(_marker(root), "rb") as file:
         lock(file.fileno())
@@ -295,7 +297,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
     Raises:
         FedtideError: a name is taken.
     """
-    with _locked(root):
+    with locked(root):
         site = Site.read(root, imports=False)
         new = Roster.of(names, "NODES", site.roster.clients).node
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
@@ -319,12 +321,14 @@ def admit(root: Path, name: str, public: Path) -> tuple[Member, str]:
     Raises:
         FedtideError: no node has that name, the file names another, another node has the key, or this node has another.
     """
-    with _locked(root):
+    with locked(root):
         roster = read_roster(root)
         nodes = {node.name: node for node in roster.node}
         if name not in nodes:
             raise unknown("node", name, list(nodes))
         node = nodes[name]
+        if node.left:
+            raise FedtideError(f"node '{name}': has left for good; allowed: a new name, with fedtide invite")
         key, sender = certificates.read_public_key(public)
         if sender and sender != name:
             raise refused(f"{public}: node", sender, name)

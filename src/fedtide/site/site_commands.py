@@ -111,6 +111,20 @@ def invite(site: Path, nodes: str, /) -> int:
     return 0
 
 
+def forget(site: Path, node: str, /) -> int:
+    """Take a node out of a site for good, and set the study back to play it again without the node.
+
+    Args:
+        site: the folder of the site.
+        node: name of the node in the roster.
+    """
+    from fedtide.site.leaving import take_out
+
+    for line in take_out(site, node):
+        _say(line)
+    return 0
+
+
 def status(site: Path, /) -> int:
     """Describe a site: the connected nodes, and what each node was asked, sent and showed.
 

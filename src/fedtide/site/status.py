@@ -90,6 +90,8 @@ def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
         node: the node of the roster.
         key: fingerprint of the key with which it knocked and was not let in; None if it did not knock.
     """
+    if node.left:
+        return f"{node.name}: has left for good"
     if node.key is None:
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
         return f"{node.name}: not admitted{knock}: fedtide admit {root} {node.name} {node.name}.pub"
@@ -168,6 +170,13 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
         yield from (f"waits for {line}" for line in status.waiting)
 
 
+def describe_key(node: Member) -> str:
+    """Describe the key of a node in a word."""
+    if node.left:
+        return "has left"
+    return "not admitted" if node.key is None else certificates.fingerprint(node.key)[:19]
+
+
 def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
@@ -178,7 +187,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
         yield (
             node.name,
             ", ".join(map(str, node.clients)),
-            "not admitted" if node.key is None else certificates.fingerprint(node.key)[:19],
+            describe_key(node),
             "-" if present is None else "yes" if node.name in present else "no",
             str(record.asked),
             *(str(record.words[word]) for word in ("answered", "late", "refused")),

@@ -1,0 +1,120 @@
+"""Leaving a site for good: a node is locked out, and rounds that its answers are in are played again without it.
+
+Nodes keep each version of what their clients remember, and the server says which of them counts. So a server that
+begins anew needs no change at the other nodes: their tickets and keys stay.
+
+Choices:
+    - ours: a node leaves with all of its clients.
+    - ours: rounds of masked sums are not played again, because nodes open a question for one list of clients. Nor are
+      those of a private study, because every other client would spend its budget twice.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtide.core import checkpoint
+from fedtide.core.atomic import flush
+from fedtide.core.errors import FedtideError, missing, refused
+from fedtide.core.record import ASKS, LEDGER, read_rounds
+from fedtide.remote.asks import ANSWERED
+from fedtide.runs import folder
+from fedtide.runs.forget import name_rounds, state_of
+from fedtide.site.accounts import ledger_for
+from fedtide.site.client_rows import algorithm_without_rows
+from fedtide.site.serve import hold
+from fedtide.site.site import Roster, Site, check_hidden, locked, write_roster
+from fedtide.wire.ledger import Ledger, read
+
+
+def take_out(root: Path, name: str) -> Iterator[str]:
+    """Take a node out of a site for good, set the study back if it has to be, and say in lines what was done.
+
+    After a kill the same command ends what was begun.
+
+    Args:
+        root: the site, whose server is stopped.
+        name: name of the node.
+
+    Raises:
+        FedtideError: its server runs, there is no such node, too few clients would be left, or a file is damaged.
+    """
+    site = Site.read(root, imports=False)
+    with site.lock.open("w") as file, locked(root):
+        hold(file, root)
+        site = Site.read(root, imports=False)
+        node = next((node for node in site.roster.node if node.name == name), None)
+        if node is None:
+            raise missing("NODE", name, [node.name for node in site.roster.node])
+        others = [other for other in site.roster.node if other.name != name and not other.left]
+        check_enough(site, others)
+        wire, lines = site.experiment.wire, read_rounds(site.record, ASKS)
+        about = checkpoint.check(site.record / "checkpoints", config=None)
+        gone = node.model_copy(update={"key": None, "left": True})
+        nodes = tuple(gone if other.name == name else other for other in site.roster.node)
+        write_roster(root, Roster(node=nodes))
+        yield f"{name}: is locked out for good, with {len(node.clients)} of {site.roster.clients} clients"
+        took = rounds_of(lines, name)
+        saved = 0 if about is None else about.round
+        if not took:
+            yield f"{name}: never answered and was never judged: nothing to play again"
+            return
+        yield f"{name}: answered or was judged in {name_rounds(took)}"
+        if wire is not None and wire.privacy is not None:
+            yield from describe_released(site, node.clients)
+            return
+        if wire is not None and wire.secure:
+            yield f"cannot be taken back: masked sums of {name_rounds(took)}, and the models that are made of them"
+            yield "nodes open a round for one list of clients, so it is not played again; without it: a new site"
+            return
+        if took[0] >= saved:
+            yield f"nothing is set back: the {saved} saved rounds are without it; go on with: fedtide serve {root}"
+            return
+        aside = folder.unused(root, f"run-with-{name}")
+        before = state_of(site.record)
+        os.rename(site.run, aside)
+        flush(root)
+        yield f"state: {before} after {len(lines)} rounds with it, which are in {aside}; delete them when you like"
+        yield f"cannot be taken back: models of rounds {took[0] + 1} to {len(lines)}, which other nodes have seen"
+        yield f"to play {site.experiment.rounds} rounds again without it: fedtide serve {root}; nodes stay as they are"
+
+
+def check_enough(site: Site, others: Sequence[Any]) -> None:
+    """Raise if the clients of the other nodes are too few for a round, or for a sum that hides them."""
+    left = sum(len(node.clients) for node in others)
+    if left < site.fewest:
+        but = f"a round waits for {site.fewest}"
+        raise refused(f"{site.root}: clients that are left", left, f"{site.fewest} or more", but)
+    check_hidden(site.experiment, Roster.model_construct(node=tuple(others)), str(site.root / "roster.toml"))
+
+
+def rounds_of(lines: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+    """Return the rounds in which a client of a node answered or was judged, sorted.
+
+    >>> asked = {"nodes": {"lyon": {"clients": {"3": "answered"}}, "oslo": {"clients": {"4": "late"}}}}
+    >>> line = {"round": 2, "asks": [asked], "scored": {"berlin": {"down": 9, "up": 8}}}
+    >>> [rounds_of([line], name) for name in ("lyon", "oslo", "berlin")]
+    [[2], [], [2]]
+    """
+    return [
+        line["round"]
+        for line in lines
+        if line.get("scored", {}).get(name, {}).get("up")
+        or any(ANSWERED in ask["nodes"].get(name, {}).get("clients", {}).values() for ask in line["asks"])
+    ]
+
+
+def describe_released(site: Site, clients: Sequence[int]) -> Iterator[str]:
+    """Say in lines what a private study has released with some clients."""
+    ledger = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
+    if ledger is None:
+        raise FedtideError(f"{site.root}: is not private")
+    spent = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
+    for client in clients:
+        rounds = spent.rounds(client)
+        epsilon = f"epsilon {spent.epsilon(client):.3g} at delta {spent.delta:g}"
+        sums = f"noised sums of {name_rounds(rounds)}, with {epsilon}" if rounds else "no sum"
+        yield f"client {client}: released, and cannot be taken back: {sums}"
+    yield "the budget covers that; nothing is set back, because every other client would spend its budget twice"
+    yield f"to go on without it: fedtide serve {site.root}"
