@@ -241,17 +241,21 @@ def verify(run_folder: str | Path) -> "list[RunVerdict]":
     return list(of(run_folder).verify())
 
 
-def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> "Trained":
+def trained(
+    run_folder: str | Path, method: str | None = None, seed: int | None = None, model: str | int | None = None
+) -> "Trained":
     """Return the trained models of a run: `model()` is a module, `predict(x)` predicts as the run's evaluation does.
 
     Args:
         run_folder: the run folder; of a sweep the folder of one point.
         method: name of the method, if there are several.
         seed: by default the first.
+        model: "last", "best" (by the validation rows, if the run keeps it), or the number of rounds of a kept model.
+            By default the last.
     """
     from fedtide.runs.trained import Trained
 
-    return Trained.read(Path(run_folder), method, seed)
+    return Trained.read(Path(run_folder), method, seed, None if model is None else str(model))
 
 
 def track(run_folder: str | Path, tracker: str | None = None) -> None:

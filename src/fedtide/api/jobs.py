@@ -200,9 +200,9 @@ class Finished:
     def _frame(self, kind: str, library: Library | None) -> Any:
         return frame(list(getattr(study_rows, kind)(self.study)), library)
 
-    def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
+    def trained(self, method: str | None = None, seed: int | None = None, model: str | int | None = None) -> Trained:
         """Return the trained models of a method (see `ft.trained`)."""
-        return Trained.read(self.folder, method, seed)
+        return Trained.read(self.folder, method, seed, None if model is None else str(model))
 
     @property
     def model(self) -> nn.Module:

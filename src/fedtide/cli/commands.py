@@ -107,12 +107,15 @@ class ModelChoice:
         client: name of a client in the data: its model, with its memory and rows to adapt on. Clients without names
             have numbers, which count from 0. By default the model of a new client.
         cluster: number of a network of the server instead: of a cluster, component or branch.
+        model: last, best (by the validation rows, if the run keeps it), or the number of rounds of a kept model. By
+            default the last.
     """
 
     method: str | None = None
     seed: int | None = None
     client: str | None = None
     cluster: int | None = None
+    model: str | None = None
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -427,9 +430,10 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
     if _is_node(run_folder, choice):
         name, model = model_at_node(run_folder, choice.client)
     else:
-        trained = Trained.read(run_folder, choice.method, choice.seed)
+        trained = Trained.read(run_folder, choice.method, choice.seed, choice.model)
         parts = {"client": trained.find_client(choice.client), "cluster": choice.cluster}
         part = "".join(f"-{key}-{number}" for key, number in parts.items() if number is not None)
+        part += "" if choice.model in (None, "last") else f"-{choice.model}"
         name, model = f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, **parts)
     file = out or Path(f"{name}{ENDINGS[format]}")
     check_free(file)
@@ -459,7 +463,7 @@ def predict(
     if _is_node(run_folder, choice):
         title, last, count = predict_at_node(run_folder, rows, out, choice.client)
     else:
-        trained = Trained.read(run_folder, choice.method, choice.seed)
+        trained = Trained.read(run_folder, choice.method, choice.seed, choice.model)
         client = trained.find_client(choice.client)
         count = predict_file(trained, rows, out, client=client, cluster=choice.cluster)
         names = trained.host.population.names
@@ -475,8 +479,8 @@ def _is_node(folder: Path, choice: ModelChoice) -> bool:
     if not any(folder.glob("*.ticket")):
         return False
     for name, value in vars(choice).items():
-        if value is not None and name != "client":
-            raise refused(f"--{name}", value, "none at a node, which has one model")
+        if value is not None and name != "client" and (name, value) != ("model", "last"):
+            raise refused(f"--{name}", value, "none at a node, which has its last model alone")
     return True
 
 

@@ -21,7 +21,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
-from fedtide.evaluate.metrics import SHIPPED
+from fedtide.evaluate.metrics import METRICS, SHIPPED
 from fedtide.fields.shapes import explained, marks_of
 from fedtide.fields.types import OfShift, by_kind, check_visible, is_written
 from fedtide.fields.user_code import name_of
@@ -347,6 +347,10 @@ def _check(experiment: Experiment, where: str) -> None:
             raise refused(f"{where}: metrics[{number}]", of_classes, "metrics of your own, or classes", but)
     if experiment.data.target.kind == "counts" and getattr(experiment.data.source, "own_scale", False):
         raise refused(f"{where}: data.source.own_scale", True, "false, because data.target is 'counts'")
+    if experiment.keep is not None and experiment.keep.by is not None:
+        numbers = [experiment.score, *(metric.name for metric in METRICS[1:]), *experiment.metric_units]
+        if experiment.keep.by not in numbers:
+            raise unknown(f"{where}: keep.by", experiment.keep.by, numbers, quoted=True)
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
         if number > last:

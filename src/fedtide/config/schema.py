@@ -4,6 +4,7 @@ The keys of a method are the signature of its algorithm: every keyword of the fu
 key. Unknown keys are errors with a suggestion.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from os.path import isfile
@@ -44,6 +45,9 @@ from fedtide.learn.losses import WSM, CrossEntropy, FedLC, Masked
 from fedtide.learn.target import CLASSES
 from fedtide.models import Model, SmallCNN
 from fedtide.transforms import AnyTransform, Personalized
+
+LOWER = (*LOWER_IS_BETTER, "loss", "client_variance", "auc_bound")
+"""Numbers of an evaluation of which the lower one is the better one."""
 
 SHARED = {"loss", "init_from", "decide_per", "safe", "transforms"}
 """Keys of every method, whatever its algorithm."""
@@ -271,6 +275,37 @@ class StopAt(Strict):
     evaluations: Count = 1
 
 
+class Keep(Strict):
+    """Models that a run keeps beside its last one: the best by validation rows.
+
+    Args:
+        best: number of models. Of equal ones the earlier are kept.
+        by: a number of each evaluation: accuracy (or skill), loss, ..., or one of `metrics`; None means the headline
+            score.
+        less: the lowest are the best; None means so for losses and errors.
+    """
+
+    best: Count = 1
+    by: str | None = None
+    less: Flag | None = None
+
+    def rank(self, values: Mapping[int, float | None], score: str) -> list[int]:
+        """Return the rounds with the best values, the best first.
+
+        Args:
+            values: by round; None and what is not finite are no values.
+            score: the headline score.
+
+        >>> Keep(best=2).rank({2: 0.5, 4: None, 6: 0.75, 8: 0.75}, "accuracy")
+        [6, 8]
+        >>> Keep(by="loss").rank({2: 1.5, 4: 0.5}, "accuracy")
+        [4]
+        """
+        lower = (self.by or score) in LOWER if self.less is None else self.less
+        finite = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
+        return sorted(finite, key=lambda number: (finite[number] if lower else -finite[number], number))[: self.best]
+
+
 class Claim(Strict):
     """Statement that the experiment tests; its report says whether it holds.
 
@@ -352,6 +387,7 @@ class Experiment(Strict):
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
             None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
+        keep: models that are kept beside the last one; None means none.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         average_last: rounds over which late accuracy is averaged. None means two periods of the shift; on a calendar
             all rounds that make whole weeks (or days); else the last quarter of the rounds.
@@ -391,6 +427,7 @@ class Experiment(Strict):
     ] = ()
     embedding: Annotated[Embedding | None, Spelled] = None
     stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
+    keep: Keep | None = None
     checkpoint_every: Count | None = None
     average_last: Count | None = None
     baseline: str | None = None

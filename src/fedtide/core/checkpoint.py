@@ -2,13 +2,16 @@
 
 A checkpoint is a folder `checkpoints/<round>` with the server's state and the clients' memory. It has digests of its
 own files, of the memory and of the records. A resumed run continues the same bytes, or names the file that changed.
+
+The newest checkpoint says which earlier ones are kept; all others are removed. It is written before they are, so that a
+process may be killed at any moment.
 """
 
 import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +34,7 @@ ABOUT = "checkpoint.json"
 OWN = re.compile("|".join([*map(re.escape, (*FILES, ABOUT)), codec.UNFINISHED]))
 """Names of the files in a checkpoint: the only ones that are removed with it."""
 
-FORMAT = 2
+FORMAT = 3
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
 
 EARLIER = 50
@@ -44,11 +47,11 @@ class Restorable(Protocol):
     def save(self, file: Path, now: Version) -> None:
         """Write what counts as of `now`."""
 
-    def settle(self, now: Version) -> None:
-        """A checkpoint as of `now` is safely written: older versions are not needed any more."""
+    def settle(self, now: Version, keep: Iterable[Path] = ()) -> None:
+        """A checkpoint as of `now` is safely written: versions are needed only for it, and for the indexes `keep`."""
 
-    def restore(self, file: Path, now: Version) -> None:
-        """Become what `save` wrote."""
+    def restore(self, file: Path, now: Version, keep: Iterable[Path] = ()) -> None:
+        """Become what `save` wrote; the indexes `keep` are needed, too."""
 
     def clear(self) -> None:
         """Forget everything: the start of a run."""
@@ -66,6 +69,7 @@ class About:
         marks: length of each record at the last checkpoints, by round, this one last.
         sha256: digests of its own files.
         device: name of the device that computed; "" if unknown.
+        kept: rounds of the checkpoints that stay beside the newest one, or are it, the best first.
     """
 
     config: str
@@ -75,6 +79,7 @@ class About:
     marks: tuple[tuple[int, Mapping[str, Mark]], ...]
     sha256: Mapping[str, str]
     device: str
+    kept: Sequence[int] = ()
 
     @property
     def records(self) -> Mapping[str, Mark]:
@@ -83,9 +88,16 @@ class About:
 
 
 def save(
-    folder: Path, start: Start[Any], memory: Restorable, *, config: str, marks: Mapping[str, Mark], device: str = ""
+    folder: Path,
+    start: Start[Any],
+    memory: Restorable,
+    *,
+    config: str,
+    marks: Mapping[str, Mark],
+    device: str = "",
+    keep: Sequence[int] = (),
 ) -> None:
-    """Write the checkpoint for the round that `start` plays next, then remove the older ones.
+    """Write the checkpoint for the round that `start` plays next, then remove the older ones that are not kept.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -94,6 +106,7 @@ def save(
         config: digest of the configuration, compared when the checkpoint is read.
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         device: name of the device that computed.
+        keep: rounds of checkpoints that stay, the best first; this one may be among them.
     """
     folder.mkdir(exist_ok=True)  # not the folders above, if a person has moved them
     now = (start.round, 0)
@@ -106,21 +119,30 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    description = About(config, start.round, start.seconds, start.before, reached, digests, device)
+    description = About(config, start.round, start.seconds, start.before, reached, digests, device, tuple(keep))
     about = {"format": FORMAT} | asdict(description)
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         flush(path)
-    final = folder / f"{start.round:08d}"
+    final = _place(folder, start.round)
     _remove(final)
     temporary.rename(final)
     flush(folder)
-    memory.settle(now)
-    _remove_old(folder)
+    memory.settle(now, _indexes(folder, keep))
+    _remove_old(folder, keep)
 
 
-def _remove_old(folder: Path) -> None:
-    for old in [*_numbered(folder)[:-1], *_numbered(folder, "writing-")]:
+def _indexes(folder: Path, keep: Iterable[int]) -> list[Path]:
+    return [_place(folder, number) / FILES[1] for number in keep]
+
+
+def _place(folder: Path, number: int) -> Path:
+    return folder / f"{number:08d}"
+
+
+def _remove_old(folder: Path, keep: Collection[int]) -> None:
+    *earlier, _ = _numbered(folder)
+    for old in [*(path for path in earlier if int(path.name) not in keep), *_numbered(folder, "writing-")]:
         _remove(old)
 
 
@@ -138,17 +160,18 @@ def _numbered(folder: Path, prefix: str = "") -> list[Path]:
     return sorted(path for path in folders if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
 
 
-def check(folder: Path, *, config: str | None) -> About | None:
-    """Return the description of the newest checkpoint; None if there is none yet.
+def check(folder: Path, *, config: str | None, number: int | None = None) -> About | None:
+    """Return the description of the newest checkpoint, or of that of a round; None if there is none yet.
 
     Args:
         folder: of the checkpoints.
         config: digest of the configuration that it has to belong to; None if that is not known.
+        number: round of a checkpoint that is kept; None for the newest.
 
     Raises:
         FedtideError: it is damaged, or was written by another configuration or an unreadable version.
     """
-    written = _numbered(folder)
+    written = _numbered(folder) if number is None else [_place(folder, number)]
     if not written:
         return None
     about = _about(written[-1])
@@ -176,17 +199,17 @@ def load(folder: Path, memory: Restorable, *, config: str) -> tuple[Start[Any], 
         return None
     newest = check_files(folder, about)
     state = codec.from_file(newest / "state.safetensors")
-    memory.restore(newest / "memory.safetensors", (about.round, 0))
-    _remove_old(folder)
+    memory.restore(newest / "memory.safetensors", (about.round, 0), _indexes(folder, about.kept))
+    _remove_old(folder, about.kept)
     return Start(state, about.round, about.seconds, about.before), about.records
 
 
 def check_files(folder: Path, about: About) -> Path:
-    """Return the newest checkpoint; raise a FedtideError if a file in it is not what was written."""
-    newest = _numbered(folder)[-1]
+    """Return the checkpoint of a description; raise a FedtideError if a file in it is not what was written."""
+    place = _place(folder, about.round)
     for name in FILES:
-        check_sha256(newest / name, about.sha256[name])
-    return newest
+        check_sha256(place / name, about.sha256[name])
+    return place
 
 
 def whole_until(folder: Path, about: About) -> int:
@@ -220,6 +243,7 @@ def _about(folder: Path) -> About:
             tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
             str(read["device"]),
+            tuple(map(int, read["kept"])),
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

@@ -60,6 +60,7 @@ class MemoryStore:
         self._settled: Version = (-2, 0)
         self._held: Version | None = None
         self._staged = 0
+        self._kept: Mapping[Path, frozenset[str]] = {}
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
@@ -177,22 +178,27 @@ class MemoryStore:
             stacks[key] = {"clients": torch.tensor(clients), "versions": torch.tensor(versions), "arrays": arrays}
         codec.to_file(file, {"groups": stacks, "files": files})
 
-    def settle(self, now: Version) -> None:
-        """A checkpoint as of `now` is safely written: older versions are not needed any more."""
+    def settle(self, now: Version, keep: Iterable[Path] = ()) -> None:
+        """A checkpoint as of `now` is safely written: older versions are not needed any more.
+
+        Files stay that one of the indexes `keep` names, which `save` wrote for earlier checkpoints.
+        """
         self._settled = now
+        self._keep(keep)
         for client, entries in self._rows.items():
             self._rows[client] = [e for e in entries if e[0] < now][-1:] + [e for e in entries if e[0] >= now]
         aside = [row for row in self._aside.values() if isinstance(row, Stored)]
         self._remove_all_but({row.file for row in (*self.files(), *aside)})  # also what a killed worker put aside
 
-    def restore(self, file: Path, now: Version) -> None:
-        """Become the store that `save` wrote; files of later rounds are removed.
+    def restore(self, file: Path, now: Version, keep: Iterable[Path] = ()) -> None:
+        """Become the store that `save` wrote; files of later rounds are removed, but for those of indexes `keep`.
 
         Raises:
             FedtideError: the directory is a link.
         """
         self.read_index(file)
         self._settled = now
+        self._keep(keep)
         self._remove_all_but({row.file for row in self.files()})
 
     def read_index(self, file: Path) -> None:
@@ -228,7 +234,7 @@ class MemoryStore:
 
     def clear(self) -> None:
         """Forget everything, files included: the start of a run."""
-        self._rows, self._aside = {}, {}
+        self._rows, self._aside, self._kept = {}, {}, {}
         self._settled, self._held = (-2, 0), None
         self._remove_all_but(set())
 
@@ -238,8 +244,14 @@ class MemoryStore:
         assert self.directory is not None
         return self.directory / name
 
+    def _keep(self, indexes: Iterable[Path]) -> None:
+        """Note the files that earlier checkpoints count on; an index is read once."""
+        self._kept = {} if self.directory is None else {
+            index: self._kept[index] if index in self._kept else _files_in(index) for index in indexes
+        }  # fmt: skip
+
     def _discard(self, entries: Iterable[tuple[Version, Tree]], needed: Iterable[tuple[Version, Tree]]) -> None:
-        wanted = {row.file for _, row in needed if isinstance(row, Stored)}
+        wanted = {row.file for _, row in needed if isinstance(row, Stored)}.union(*self._kept.values())
         for _, row in entries:
             if isinstance(row, Stored) and row.file not in wanted:
                 self._path(row.file).unlink(missing_ok=True)
@@ -249,9 +261,16 @@ class MemoryStore:
             return
         if self.directory.is_symlink():
             raise FedtideError(f"{self.directory}: is a link, allowed: a folder of this run alone")
+        stay = wanted.union(*self._kept.values())
         for path in self.directory.iterdir():
-            if OWN.fullmatch(path.name) and path.name not in wanted and (path.is_symlink() or path.is_file()):
+            if OWN.fullmatch(path.name) and path.name not in stay and (path.is_symlink() or path.is_file()):
                 path.unlink()
+
+
+def _files_in(index: Path) -> frozenset[str]:
+    store = MemoryStore(None)
+    store.read_index(index)
+    return frozenset(row.file for row in store.files())
 
 
 def _name(client: int, version: Version) -> str:

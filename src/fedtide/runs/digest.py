@@ -117,6 +117,16 @@ def verify(root: Path) -> Iterator[Verdict]:
     yield from verify_runs(plan(load(root, imports=False), root))
 
 
+def _check_saved(run: Planned, number: int, config: str) -> None:
+    """Raise a FedtideError if a file that the checkpoint of a round counts on is not what was written."""
+    folder = run.folder / "checkpoints"
+    about = checkpoint.check(folder, config=config, number=number)
+    assert about is not None
+    memory = MemoryStore(run.folder / "memory")
+    memory.read_index(checkpoint.check_files(folder, about) / "memory.safetensors")
+    memory.check_files()
+
+
 def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
     """Check every file that the checkpoints of runs need, and yield a verdict for each run."""
     for run in runs:
@@ -130,9 +140,8 @@ def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
             yield Verdict(run, 0)
             continue
         try:
-            memory = MemoryStore(run.folder / "memory")
-            memory.read_index(checkpoint.check_files(folder, about) / "memory.safetensors")
-            memory.check_files()
+            for number in {about.round, *about.kept}:
+                _check_saved(run, number, about.config)
             check_marks(run.folder, about.records, finished=run.finished)
             check_released(run.folder, about.round)
         except FedtideError as error:

@@ -17,7 +17,7 @@ from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import listed
-from fedtide.evaluate.judge import NOT_JUDGED, views
+from fedtide.evaluate.judge import NOT_JUDGED, View, views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
 from fedtide.evaluate.references import References, notes_on_missing
@@ -175,8 +175,10 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
         tried.notes.extend(check_fit(built.task, shard, classes, local, f"method '{method.name}'.local"))
         tried.fitted.add(key)
-    if not views(population, named=experiment.eval_splits):
+    judged = views(population, named=experiment.eval_splits)
+    if not judged:
         tried.notes.append(NOT_JUDGED)
+    check_kept(experiment, judged)
     _ = built.embedded
     References(population, experiment.references)  # refuses rows that have none
     if experiment.forgetting is not None:
@@ -189,6 +191,13 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
         with within(f"method '{method.name}'"):
             cohort.choose(population.clients, cohort.clients_per_round, Moment(0, rounds, 0.0), Rng(seed))
     return built
+
+
+def check_kept(experiment: Experiment, judged: Sequence[View]) -> None:
+    """Raise if the best models are to be kept, and no view is of the validation rows that say which these are."""
+    if experiment.keep is not None and not any(view.name == "val" for view in judged):
+        because = 'no evaluation is on validation rows: data.split.val, and "val" in eval_splits if it is there'
+        raise refused("keep.best", experiment.keep.best, "no table `keep`", because)
 
 
 def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> float:
@@ -275,7 +284,8 @@ def _needs(built: build.Built) -> list[Need]:
     asked = build.cohort_size(method, registered)
     clients = min(registered, experiment.rounds * asked)
     how = f"'{method.name}': {seeds} seed{'s' * (seeds > 1)} x {clients} clients x {size / 1e6:.1f} MB"
-    return [Need(seeds * clients * size, seeds * (2 * clients + asked) * size, how)]
+    copies = 1 if experiment.keep is None else 1 + experiment.keep.best
+    return [Need(seeds * copies * clients * size, seeds * ((1 + copies) * clients + asked) * size, how)]
 
 
 def check_room(need: Need, root: Path) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,6 +224,7 @@ class Run:
             judge.fleet.joined |= joined_in(read_rounds(self.folder))
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
+        scored = by_validation(experiment, read_rounds(self.folder))
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
@@ -246,13 +247,17 @@ class Run:
             record.append("timings.jsonl", timing)
             last = done if STOPPED in result.line else rounds
             stopping = stop() or done == until
+            scored |= by_validation(experiment, [result.line])
+            best = [] if experiment.keep is None else experiment.keep.rank(scored, experiment.score)
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
-            if done == last or stopping or due:
+            if done == last or stopping or due or done in best:
                 folder, step = self.folder / "checkpoints", result.step
                 ahead = Start(step.state, done, step.seconds, step.moment.seconds)
                 memory, device = judge.fleet.memory, device_of(experiment)
                 with naming(folder):
-                    checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), device=device)
+                    checkpoint.save(
+                        folder, ahead, memory, config=config, marks=record.marks(), device=device, keep=best
+                    )
                 saved = time.perf_counter()
             yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
             if stopping:
@@ -421,6 +426,14 @@ def run_rounds(
             return
         failures = failures.add([Outcome(ask.ask.question, len(ask.answered), ask.failed) for ask in fleet.queries])
         failures.check(len(fleet.attendance.present if isinstance(fleet, RemoteFleet) else fleet.clients), number)
+
+
+def by_validation(experiment: Experiment, lines: Iterable[Mapping[str, Any]]) -> dict[int, float | None]:
+    """Return by rounds done the number of each evaluation on validation rows by which models are kept; {} for none."""
+    if experiment.keep is None:
+        return {}
+    by = experiment.keep.by or experiment.score
+    return {line["round"] + 1: line["scores"].get("val", {}).get(by) for line in lines if "scores" in line}
 
 
 def reached(stop_at: StopAt | None, accuracies: Sequence[float | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Trained models of a run, from its newest checkpoint, and their predictions for a new client or for one client."""
+"""Trained models of a run, from a checkpoint that it has, and their predictions for a new client or for one client."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -179,30 +179,34 @@ class Models:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Trained(Models):
-    """Trained models of a run, from its newest checkpoint."""
+    """Trained models of a run, from its newest checkpoint or one that is kept."""
 
     run: Planned
 
     @staticmethod
-    def read(root: Path, method: str | None = None, seed: int | None = None) -> "Trained":
+    def read(root: Path, method: str | None = None, seed: int | None = None, model: str | None = None) -> "Trained":
         """Read a run from its folder; nothing in it is changed.
 
         Args:
             root: the run folder, with a sweep that of one point.
             method: name of one of its methods; needed if there are several.
             seed: one of its seeds; by default the first.
+            model: "last", "best", or the number of rounds of a model that is kept; None means the last.
 
         Raises:
-            FedtideError: there is no such run, it has no checkpoint yet, or its files were changed.
+            FedtideError: there is no such run or model, it has no checkpoint yet, or its files were changed.
         """
         run = _run_of(root, method, seed)
         folder = run.folder / "checkpoints"
         about = checkpoint.check(folder, config=digest_to_read(run))
         if about is None:
             raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: {go_on(root)}")
-        newest = checkpoint.check_files(folder, about)
+        if (number := _round_of(model, about)) != about.round:
+            about = checkpoint.check(folder, config=about.config, number=number)
+            assert about is not None
+        saved = checkpoint.check_files(folder, about)
         memory = MemoryStore(run.folder / "memory")
-        memory.read_index(newest / "memory.safetensors")
+        memory.read_index(saved / "memory.safetensors")
         # What was trained on a GPU can be read without one.
         fleet = run.experiment.fleet
         anywhere = fleet if fleet.device == CPU else replace(fleet, device="auto")
@@ -213,7 +217,7 @@ class Trained(Models):
             title=run.title,
             host=method_built.host,
             task=method_built.task,
-            state=codec.from_file(newest / "state.safetensors"),
+            state=codec.from_file(saved / "state.safetensors"),
             moment=Moment(about.round - 1, run.experiment.rounds, about.before),
             decide_per=run.method.decide_per,
             real=asks.is_file() and asks.stat().st_size > 0,
@@ -291,6 +295,16 @@ def _run_of(root: Path, method: str | None, seed: int | None) -> Planned:
     if seed is not None and seed not in seeds:
         raise refused("--seed", seed, ", ".join(map(str, seeds)))
     return matches[0 if seed is None else seeds.index(seed)]
+
+
+def _round_of(model: str | None, about: checkpoint.About) -> int:
+    """Return the number of rounds of a model that a run has: the last, the best, or one by that number."""
+    numbers = {"last": about.round, **{str(number): number for number in (*about.kept, about.round)}}
+    numbers |= {"best": about.kept[0]} if about.kept else {}
+    if model is not None and model not in numbers:
+        because = "" if about.kept else "the run keeps no others: `keep` says how many, by validation rows"
+        raise refused("--model", model, ", ".join(dict.fromkeys(numbers)), because)
+    return numbers[model or "last"]
 
 
 def networks_in(tree: Tree, like: Weights) -> list[Weights]:

@@ -106,6 +106,9 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if experiment.stop_at is not None and experiment.wire is not None and experiment.wire.privacy is not None:
         but = "no scores reach the server of a private study"
         raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, "none with wire.privacy", but)
+    if experiment.keep is not None and experiment.wire is not None and experiment.wire.privacy is not None:
+        but = "no scores reach the server of a private study"
+        raise refused(f"{where}: keep.best", experiment.keep.best, "no table `keep` with wire.privacy", but)
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python":
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")

@@ -184,8 +184,8 @@ def played_by(study: Experiment) -> Experiment:
     step = max(min(study.eval_every, study.late // JUDGED), 1)  # so that several evaluations are averaged
     changes: dict[str, Any] = {
         "seeds": tuple(range(first, first + SEEDS)), "eval_every": step, "eval_splits": ("val",),
-        "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
-        "embedding": None, "baseline": None, "references": (), "checkpoint_every": None, "track": None,
+        "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "keep": None, "forgetting": None,
+        "metrics": (), "embedding": None, "baseline": None, "references": (), "checkpoint_every": None, "track": None,
     }  # fmt: skip
     return resolve_auto(study.model_copy(update=changes))[0]
 

@@ -138,13 +138,13 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
         loaded(tmp_path, "xyz")
 
 
-@pytest.mark.parametrize("found", [0, 1, "2", None, 2.5])
+@pytest.mark.parametrize("found", [0, 1, 2, "3", None, 2.5])
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, found):
     saved(tmp_path, 3)
     path = tmp_path / "00000003" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
     with pytest.raises(
-        FedtideError, match=r"checkpoint.json: format: found .* but it was written by another version; allowed: 2"
+        FedtideError, match=r"checkpoint.json: format: found .* but it was written by another version; allowed: 3"
     ):
         loaded(tmp_path)
 
