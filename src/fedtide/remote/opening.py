@@ -299,11 +299,9 @@ class MaskedSums:
                 name: {str(slot): value for slot, value in table.items() if value or name != "lost"}
                 for name, table in (("alive", members), ("parts", parts), ("counts", counts), ("lost", lost))
             }
-            until = (
-                now + (this.until - now) / 2 if this.dealing.dealt else this.until
-            )  # who vanishes leaves time for shares
+            seconds = (this.until - now) / (2 if this.dealing.dealt else 1)  # time for shares of who vanishes
             mask = {key: value for key, value in this.dealing.mask.items() if key != "drawn"}
-            self._ask_until(until, _only(alive, stay), {}, "unmask", mask=mask, **how)
+            self._ask_until(now + seconds, _only(alive, stay), {}, "unmask", mask=mask, **how)
             answers = self.mail.received("unmask", stay)
             for client in stay:
                 self.mail.forget("unmask", client)
