@@ -188,6 +188,8 @@ class MaskedSums:
                 why |= dict.fromkeys(stale, UNOPENED)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
+            if shared := frozenset(answered) & dealing.dealt.keys():  # others may open these, so their nodes count them
+                self.offer(ask.version[0], shared)
             alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:

@@ -268,6 +268,30 @@ def test_a_node_that_was_started_again_before_shares_are_dealt_takes_part(tmp_pa
     assert trained == dict.fromkeys(range(6), 2)
 
 
+@pytest.mark.parametrize("forged", [False, True])
+def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypatch):
+    """A node whose key is not is left out; else all others would refuse to mask with it."""
+    ec = masks.library().hazmat.primitives.asymmetric.ec
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-4"))
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, masker=Masker("", name, ec.generate_private_key(ec.SECP384R1())))
+    fleet._masked.signed = lambda node, key, *about: masks.verified("", node, key, *about)
+    masker = fleet.carrier.nodes["node-2"].masker
+    deals = masker.deal
+    if forged:
+        monkeypatch.setattr(masker, "deal", lambda *given: replace(deals(*given), signature=masker.bundle.signature))
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == ([0, 1, 3, 4, 5] if forged else list(range(6)))
+    word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    assert word == ("refused: its key for masks is not signed by its registered key" if forged else "answered")
+    # A server that puts another key in its place is refused by each node.
+    sent = question(fleet, "ask")
+    header = json.loads(json.dumps(sent.header))
+    header["mask"]["drawn"]["1"] = {"public": masker.bundle.public, "signature": masker.bundle.signature}
+    told, _ = fleet.carrier.nodes["node-0"].handle(header, sent.payload)
+    assert told["clients"]["0"] == "refused: node 'node-1': its key for a sum is not signed by its registered key"
+
+
 def test_a_node_that_deals_for_other_nodes_than_are_asked_is_left_out(tmp_path, monkeypatch):
     host, fleet, _ = fleet_of(tmp_path)
     masker = fleet.carrier.nodes["node-2"].masker
