@@ -152,8 +152,8 @@ def test_what_opens_a_sum_is_for_one_list():
     at, peers = asked([0, 1, 2, 3])
     opens = []
     for place, alive in enumerate(([0, 1, 2], [0, 1, 3])):
-        at[0]._open.clear()
-        at[0]._used.clear()
+        for known in (at[0]._open, at[0]._used, at[0]._lists_of):
+            known.clear()
         at[0].masked(CONTEXT, 0, torch.tensor([0]), peers, Question(str(place), "m"))
         opens.append(at[0].show(CONTEXT, 0, alive, 2).opens[1])
     assert opens[0] != opens[1]

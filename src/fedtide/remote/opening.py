@@ -188,6 +188,8 @@ class MaskedSums:
                 why |= dict.fromkeys(stale, UNOPENED)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
+            if shared := frozenset(answered) & dealing.dealt.keys():  # others may open these, so their nodes count them
+                self.offer(ask.version[0], shared)
             alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:
@@ -299,11 +301,9 @@ class MaskedSums:
                 name: {str(slot): value for slot, value in table.items() if value or name != "lost"}
                 for name, table in (("alive", members), ("parts", parts), ("counts", counts), ("lost", lost))
             }
-            until = (
-                now + (this.until - now) / 2 if this.dealing.dealt else this.until
-            )  # who vanishes leaves time for shares
+            seconds = (this.until - now) / (2 if this.dealing.dealt else 1)  # time for shares of who vanishes
             mask = {key: value for key, value in this.dealing.mask.items() if key != "drawn"}
-            self._ask_until(until, _only(alive, stay), {}, "unmask", mask=mask, **how)
+            self._ask_until(now + seconds, _only(alive, stay), {}, "unmask", mask=mask, **how)
             answers = self.mail.received("unmask", stay)
             for client in stay:
                 self.mail.forget("unmask", client)

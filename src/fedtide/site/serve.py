@@ -420,6 +420,10 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
                     if word not in ("answered", "abstained", "at work"):
                         text = f"{name}, client {client}, '{ask['question']}': {word}"
                         log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
+            for client, word in ask.get("amiss", {}).items():
+                name = fleet.attendance.node_of[int(client)]
+                text = f"{name}, client {client}, '{ask['question']}': its sum was opened by shares: {word}"
+                log.say("shares", text, node=name, client=client, question=ask["question"], word=word)
         return latest.read().clients > site.roster.clients
 
     for progress in Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge):

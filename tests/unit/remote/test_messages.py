@@ -64,7 +64,7 @@ def test_a_wrong_value_is_named(key, value):
 def test_a_key_that_lacks_is_named(key):
     header = {name: value for name, value in ASK.items() if name != key}
     if key == "kind":
-        with pytest.raises(FedtideError, match=r"^question.kind: found None, allowed: ask, score, keys, unmask$"):
+        with pytest.raises(FedtideError, match=r"^question.kind: found None, allowed: ask, score, keys, deal, unmask$"):
             read_question(header)
         return
     if key in ("members", "slot"):

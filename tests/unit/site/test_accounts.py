@@ -263,6 +263,19 @@ def test_a_masked_answer_counts_when_its_sum_is_opened(tmp_path):
     assert len(mine.ledger(0).lines) == 1
 
 
+def test_a_masked_answer_counts_at_once_if_others_may_open_its_sum(tmp_path):
+    """They have shares of its secrets. What the node itself opens later is no other answer."""
+    mine, masked = budget(tmp_path), {"mask": {"attempt": "a", "drawn": {"0": {}}}}
+    assert mine.refuses(header(**masked), "a", None) is None
+    assert len(mine.ledger(0).lines) == 1
+    again = {"mask": {"attempt": "b", "drawn": {"0": {}}}}
+    assert mine.refuses(header(**again), "b", None) == OTHER
+    assert mine.refuses(header(**again), "a", None) is None
+    assert mine.refuses(header("unmask", mask={"attempt": "b"}), "", None) is None
+    assert len(mine.ledger(0).lines) == 1
+    assert mine.refuses(header(**masked), "a", 1e-3) is None, "it was written down"
+
+
 def test_a_try_is_of_one_model(tmp_path):
     """Else the line of the last one would stand for the sums of all."""
     mine = budget(tmp_path)

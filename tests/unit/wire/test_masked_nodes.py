@@ -20,20 +20,34 @@ from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
 from fedtide.remote.asks import REFUSED
-from fedtide.remote.messages import KeyHeader, Response, read_question, read_secrets, secrets_tree
+from fedtide.remote.messages import (
+    KeyHeader,
+    Response,
+    dealt_tree,
+    read_dealt,
+    read_question,
+    read_secrets,
+    secrets_tree,
+)
 from fedtide.remote.node import masked, objection
+from fedtide.remote.node_answers import ROOM
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
-from fedtide.wire import masks
-from fedtide.wire.masks import SEED, Masker, Shown
+from fedtide.wire import masks, shares
+from fedtide.wire.masks import SEED, Dealt, Masker, Shown
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Wire
+from fedtide.wire.shares import SEALED
 from fedtide.wire.vector import Form, Leaf
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+
+
+THREE = ("node-2", "node-3", "node-4")
+"""More than a third of six."""
 
 
 class Meddling(NearCarrier):
@@ -59,9 +73,11 @@ class Meddling(NearCarrier):
         return came
 
 
-def fleet_of(home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8) -> tuple[Any, Any, Counter[int]]:
-    """Six clients at nodes of their own, of whom somebody is lost; and how often each of them trained."""
-    host, trained, time = host_of(EXPERIMENT, EXPERIMENT.method[0], 0, MemoryStore(None)), Counter[int](), Time()
+def fleet_of(
+    home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8, study: Any = EXPERIMENT
+) -> tuple[Any, Any, Counter[int]]:
+    """Clients at nodes, mostly of their own, of whom somebody is lost; and how often each of them trained."""
+    host, trained, time = host_of(study, study.method[0], 0, MemoryStore(None)), Counter[int](), Time()
     train = host.algorithm.works["train"]
 
     def counted(payload, memory, shard, moment, rng):
@@ -80,11 +96,11 @@ def asked(host: Any, fleet: Any, clients: torch.Tensor) -> Any:
     return fleet.ask("train", clients, host.algorithm.init(fleet, Rng(0)).weights)
 
 
-def test_who_vanishes_between_the_messages_costs_a_retry_and_no_training(tmp_path):
+def test_where_more_than_a_third_vanish_between_the_messages_it_costs_a_retry_and_no_training(tmp_path):
     host, plain, _ = fleet_of(tmp_path)
     whole = asked(host, plain, torch.arange(6))
     host, fleet, trained = fleet_of(
-        tmp_path / "b", lambda kind, node, times: kind == "unmask" and node == "node-2" and times < 3
+        tmp_path / "b", lambda kind, node, times: kind == "unmask" and node in THREE and times < 3
     )
     reply = asked(host, fleet, torch.arange(6))
     assert reply.clients.tolist() == list(range(6))
@@ -93,9 +109,9 @@ def test_who_vanishes_between_the_messages_costs_a_retry_and_no_training(tmp_pat
     assert fleet.carrier.times["ask", "node-0"] == 3
 
 
-def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tmp_path):
-    """Its answer may only be late: with it the server would have two sums, and their difference is one client."""
-    host, fleet, trained = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node == "node-2")
+def test_a_sum_is_never_opened_without_those_that_vanished_between_the_messages(tmp_path):
+    """Their answers may only be late: with them the server would have two sums, and their difference is few clients."""
+    host, fleet, trained = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node in THREE)
     reply = asked(host, fleet, torch.arange(6))
     assert reply.total is None
     assert set(trained.values()) == {1}
@@ -106,11 +122,196 @@ def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tm
     assert told["node-1"] == {"1": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
 
 
+GONE = {
+    "one": {"unmask": ("node-2",)},
+    "a third": {"unmask": ("node-2", "node-5")},
+    "the first": {"unmask": ("node-0",)},
+    "one, and one before it answered": {"ask": ("node-4",), "unmask": ("node-1",)},
+    "one, and one before it dealt shares": {"deal": ("node-4",), "unmask": ("node-1",)},
+}
+"""At which message nodes vanish, of six."""
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("method", ["fedavg", "ifca", "min-loss"])
+def test_a_third_of_the_nodes_may_vanish_and_it_costs_no_try(tmp_path, gone, method):
+    """The sum of who answered has the same bits, of slots and branches too, which are opened by a second message."""
+    answered = [k for k in range(6) if f"node-{k}" not in (*GONE[gone].get("ask", ()), *GONE[gone].get("deal", ()))]
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+    host, plain, _ = fleet_of(tmp_path, study=study)
+    payload = host.algorithm.serve(host.algorithm.init(plain, Rng(0)), plain.clients)[0]
+    whole = plain.ask("train", torch.tensor(answered), payload)
+    for again in (1, 2):  # they vanish, or do so before units are opened
+        host, fleet, trained = fleet_of(
+            tmp_path / str(again), study=study,
+            lost=lambda kind, node, times, again=again: node in GONE[gone].get(kind, ())
+            and (kind != "unmask" or times >= again),
+        )  # fmt: skip
+        reply = fleet.ask("train", torch.arange(6), payload)
+        assert reply.clients.tolist() == answered
+        assert same(whole.total, reply.total)
+        assert set(trained.values()) == {1}
+        assert fleet.carrier.times["ask", "node-3"] == 1
+        units = method != "fedavg"
+        amiss = {node[-1]: "lost: its node did not open the sum: lost: lost" for node in GONE[gone]["unmask"]}
+        assert fleet.record.asks[0].get("amiss", {}) == (amiss if again == 1 or units else {})
+
+
+def test_clients_of_one_node_vanish_together(tmp_path):
+    """Two clients at each of four nodes, of whose shares three are needed."""
+    host, plain, _ = fleet_of(tmp_path, nodes=4)
+    whole = asked(host, plain, torch.arange(8))
+    host, fleet, _ = fleet_of(tmp_path / "b", lambda kind, node, times: (kind, node) == ("unmask", "node-2"), nodes=4)
+    reply = asked(host, fleet, torch.arange(8))
+    assert reply.clients.tolist() == list(range(8))
+    assert same(whole.total, reply.total)
+    assert sorted(fleet.record.asks[0]["amiss"]) == ["4", "5"]
+
+
+def test_of_three_nodes_all_open_a_sum(tmp_path):
+    """With shares for two of them one could help the server against another."""
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"), nodes=3)
+    assert asked(host, fleet, torch.arange(8)).total is None
+    assert "deal" not in {each.header["kind"] for each in fleet.carrier.asked}
+
+
+def test_a_node_that_sends_a_wrong_share_is_named_and_costs_nothing(tmp_path, monkeypatch):
+    host, plain, _ = fleet_of(tmp_path)
+    whole = asked(host, plain, torch.arange(6))
+    host, fleet, _ = fleet_of(tmp_path / "b", lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    masker = fleet.carrier.nodes["node-1"].masker
+    shows = masker.show
+
+    def lying(*given: Any) -> Any:
+        shown = shows(*given)
+        return replace(shown, seeds=dict.fromkeys(shown.seeds, bytes(SEED)))
+
+    monkeypatch.setattr(masker, "show", lying)
+    assert same(whole.total, asked(host, fleet, torch.arange(6)).total)
+    said = "lost: its share of a secret of client 2 does not open; one of the two nodes sent another"
+    assert fleet.record.asks[0]["amiss"]["1"] == said
+
+
+def test_a_node_that_dealt_wrong_shares_and_vanished_is_named_and_no_sum_is_wrong(tmp_path, monkeypatch):
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    masker = fleet.carrier.nodes["node-2"].masker
+    deals, made = masker.deal, masks.deal
+
+    def lying(*given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(masks, "deal", lambda secret, keys: made(bytes(16), keys))
+            return deals(*given)
+
+    monkeypatch.setattr(masker, "deal", lying)
+    assert asked(host, fleet, torch.arange(6)).total is None
+    words = fleet.record.asks[0]["nodes"]["node-2"]["clients"]
+    assert words == {"2": "lost: its shares are not of the secret that it dealt"}
+
+
+def test_a_node_that_says_nothing_leaves_time_for_the_shares_of_the_others(tmp_path, monkeypatch):
+    host, fleet, _ = fleet_of(tmp_path)
+    silent, pull = fleet.carrier.nodes["node-2"], NearCarrier.pull
+
+    def heard(carrier: Any) -> Any:
+        question = carrier._questions[0][0] if carrier._questions else None
+        if question is None or question.header["kind"] != "unmask" or carrier.nodes[question.node] is not silent:
+            return pull(carrier)
+        carrier._questions.popleft()
+        return []
+
+    monkeypatch.setattr(NearCarrier, "pull", heard)
+    began = fleet.clock.monotonic()
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+    assert 0.5 <= fleet.clock.monotonic() - began < 0.6, "half of the time"
+
+
+def test_bytes_of_shares_are_counted_and_within_the_bounds_of_a_message(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    ups = [len(each.payload) for each in fleet.carrier.came if each.node == "node-0"]
+    assert fleet.record.asks[0]["nodes"]["node-0"]["up"] == sum(ups)
+    most = Dealt("0" * 64, "00" * 200, bytes(SEED), bytes(SEALED * 100), bytes(SEALED * 100))
+    assert len(codec.to_bytes({1: dealt_tree(most)})) < ROOM
+    assert read_dealt(codec.decode_message(codec.to_bytes(dealt_tree(most)))) == most
+
+
+BAD_DEALS: dict[str, list[Any]] = {
+    "public": [None, "0" * 63, "G" * 64, 5],
+    "signature": [None, "0", "00" * 201],
+    "digest": [None, torch.zeros(31, dtype=torch.uint8), torch.zeros(32), "00" * 32],
+    "seeds": [None, torch.zeros(3 * 32, dtype=torch.uint8), torch.zeros(101 * 32, dtype=torch.uint8), bytes(160).hex()],
+    "keys": [None, torch.zeros(4 * 32, dtype=torch.uint8), torch.zeros(5, 32, dtype=torch.uint8), torch.zeros(160)],
+}
+
+
+@pytest.mark.parametrize(("place", "value"), [(place, value) for place, all_ in BAD_DEALS.items() for value in all_])
+def test_what_are_no_shares_is_refused(place, value):
+    made = dealt_tree(Dealt("0" * 64, "", bytes(SEED), bytes(SEALED * 5), bytes(SEALED * 5)))
+    assert read_dealt(made).seeds == bytes(SEALED * 5)
+    for wrong in (
+        made | {place: value},
+        {key: each for key, each in made.items() if key != place},
+        made | {"more": 1},
+        None,
+    ):
+        with pytest.raises(FedtideError, match=r"(shares|secrets|key for a sum).*: found .*allowed: "):
+            read_dealt(wrong)
+
+
+def test_a_node_that_was_started_again_before_shares_are_dealt_takes_part(tmp_path):
+    host, fleet, trained = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    fleet.begin(replace(fleet.moment, round=1))
+    nodes = fleet.carrier.nodes
+    nodes["node-2"] = replace(nodes["node-2"], masker=Masker("", "node-2"))
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+    assert trained == dict.fromkeys(range(6), 2)
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypatch):
+    """A node whose key is not is left out; else all others would refuse to mask with it."""
+    ec = masks.library().hazmat.primitives.asymmetric.ec
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-4"))
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, masker=Masker("", name, ec.generate_private_key(ec.SECP384R1())))
+    fleet._masked.signed = lambda node, key, *about: masks.verified("", node, key, *about)
+    masker = fleet.carrier.nodes["node-2"].masker
+    deals = masker.deal
+    if forged:
+        monkeypatch.setattr(masker, "deal", lambda *given: replace(deals(*given), signature=masker.bundle.signature))
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == ([0, 1, 3, 4, 5] if forged else list(range(6)))
+    word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    assert word == ("refused: its key for masks is not signed by its registered key" if forged else "answered")
+    # A server that puts another key in its place is refused by each node.
+    sent = question(fleet, "ask")
+    header = json.loads(json.dumps(sent.header))
+    header["mask"]["drawn"]["1"] = {"public": masker.bundle.public, "signature": masker.bundle.signature}
+    told, _ = fleet.carrier.nodes["node-0"].handle(header, sent.payload)
+    assert told["clients"]["0"] == "refused: node 'node-1': its key for a sum is not signed by its registered key"
+
+
+def test_a_node_that_deals_for_other_nodes_than_are_asked_is_left_out(tmp_path, monkeypatch):
+    host, fleet, _ = fleet_of(tmp_path)
+    masker = fleet.carrier.nodes["node-2"].masker
+    deals = masker.deal
+
+    def few(*given: Any) -> Any:
+        dealt = deals(*given)
+        return replace(dealt, seeds=dealt.seeds[SEALED:], keys=dealt.keys[SEALED:])
+
+    monkeypatch.setattr(masker, "deal", few)
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == [0, 1, 3, 4, 5]
+    word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    assert word == "refused: its shares are not for the nodes that are asked"
+
+
 def test_a_second_list_of_clients_is_not_asked_to_open_the_same_sum(tmp_path):
     """Of two lists that both were opened the difference would be one client."""
 
     def lost(kind: str, node: str, times: int) -> bool:
-        return (kind, node, times) in (("unmask", "node-2", 1), ("ask", "node-3", 2))
+        return (times == 1 and kind == "unmask" and node in THREE) or (kind, node, times) == ("ask", "node-5", 2)
 
     host, fleet, _ = fleet_of(tmp_path, lost)
     reply = asked(host, fleet, torch.arange(6))
@@ -121,7 +322,8 @@ def test_a_second_list_of_clients_is_not_asked_to_open_the_same_sum(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["unmask", "ask"])
-def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
+def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(shares, "HOLDERS", (100, 100))  # else the others open it with their shares
     host, fleet, _ = fleet_of(tmp_path)
     fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-2"]
 
@@ -145,7 +347,7 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
 
 def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(tmp_path):
     host, fleet, trained = fleet_of(tmp_path)
-    fleet.attendance.who, fleet._masked.signed = Present(0), lambda node, key: node != "node-2"
+    fleet.attendance.who, fleet._masked.signed = Present(0), lambda node, key, *about: node != "node-2"
     reply = asked(host, fleet, fleet.reachable)
     assert reply.total is not None
     assert reply.clients.tolist() == sorted(trained) == [client for client in fleet.clients.tolist() if client != 2]
@@ -176,7 +378,10 @@ def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypa
         assert waited <= took < waited + 0.1, kind
 
 
-def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path):
+@pytest.mark.parametrize(("least", "again"), [(100, True), (4, False)])
+def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path, least, again, monkeypatch):
+    """By another try, or by the shares of the others."""
+    monkeypatch.setattr(shares, "HOLDERS", (least, 100))
     host, fleet, trained = fleet_of(tmp_path)
     whole = asked(host, fleet, torch.arange(6))
     host, fleet, trained = fleet_of(tmp_path / "b")
@@ -192,7 +397,7 @@ def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path)
     reply = asked(host, fleet, torch.arange(6))
     assert reply.clients.tolist() == list(range(6))
     assert same(whole.total, reply.total)
-    assert trained[2] == 2, "its answer was in the memory of the process that ended"
+    assert trained[2] == 1 + again, "its answer was in the memory of the process that ended"
     assert all(trained[client] == 1 for client in (0, 1, 3, 4, 5))
 
 
@@ -232,6 +437,12 @@ def question(fleet: Any, kind: str) -> Any:
         ("unmask", {"alive": {"0": [0]}}, "found 1, allowed: 3 clients or more"),
         ("unmask", {"alive": {"0": [1, 2, 3]}}, "allowed: clients that were asked, 0 among them"),
         ("unmask", {"mask.attempt": "another"}, "its key for masks is another than the server knows"),
+        ("unmask", {"lost": {"0": [0]}}, "allowed: others than 0 in the list, each once"),
+        ("unmask", {"lost": {"0": [1, 2, 3]}}, "allowed: a third of the clients of a sum, and of nodes, at most"),
+        ("deal", {"mask.peers": {"0": {"0": "node-0", "1": "node-1"}}}, "a sum of 2 clients is not masked; allowed: 3"),
+        ("deal", {"mask.keys": {}}, "the server does not say who else is asked"),
+        ("deal", {"mask.peers": {"0": {str(k): f"node-{k}" for k in range(5)}}}, "are dealt once in a try"),
+        ("deal", {"moment.round": 9, "version": [8, 0]}, "its sum is of round 8, and its question of round 9"),
     ],
 )
 def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
@@ -240,8 +451,8 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     sent, node = question(fleet, kind), fleet.carrier.nodes["node-0"]
     header = json.loads(json.dumps(sent.header))
     for key, value in changes.items():
-        place = header["mask"] if key.startswith("mask.") else header
-        place[key.removeprefix("mask.")] = value
+        *above, last = key.split(".")
+        (header[above[0]] if above else header)[last] = value
     told, payload = node.handle(header, sent.payload)
     word = told["clients"]["0"]
     assert word.startswith(REFUSED)
@@ -257,7 +468,7 @@ def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_no
 
     def why(**changed: Masker) -> str | None:
         keys = {name: KeyHeader(**asdict({**nodes, **changed}[name].bundle)) for name in "abc"}
-        mask = SimpleNamespace(peers=peers, keys=keys)
+        mask = SimpleNamespace(peers=peers, keys=keys, drawn={})
         return objection(nodes["a"], SimpleNamespace(kind="ask", forms={}, mask=mask, clients=[0], slot=None), 3)
 
     assert why() is None
@@ -282,6 +493,7 @@ def test_a_question_under_another_number_is_not_opened_for_another_list(tmp_path
     received = codec.from_bytes(sent.payload)
     payload = codec.to_bytes({0: received}) if "slot" in change else sent.payload
     header["mask"]["attempt"] = then["mask"]["attempt"] = "other"
+    header["mask"]["drawn"] = {}
     assert node.handle(header, payload)[0]["clients"]["0"] == "answered"
     then["alive"] = {"0": [0, 1, 3]}
     assert "for one list" in node.handle(then, after.payload)[0]["clients"]["0"]
@@ -289,6 +501,7 @@ def test_a_question_under_another_number_is_not_opened_for_another_list(tmp_path
 
 @pytest.mark.parametrize("spoiled", ["opens", "sealed"])
 def test_a_node_that_opens_nothing_costs_the_sum_and_not_the_server(tmp_path, spoiled, monkeypatch):
+    monkeypatch.setattr(shares, "HOLDERS", (100, 100))
     host, fleet, _ = fleet_of(tmp_path)
     masker = fleet.carrier.nodes["node-1"].masker
     shows = masker.show
@@ -459,7 +672,9 @@ def test_secrets_of_many_clients_of_a_node_travel_within_the_bounds_of_a_message
     assert {client: read_secrets(tree) for client, tree in codec.decode_message(content).items()} == shown
 
 
-@pytest.mark.parametrize("place", ["", "sealed", "opens", "links", "opens.clients", "links.secrets"])
+@pytest.mark.parametrize(
+    "place", ["", "sealed", "opens", "links", "opens.clients", "links.secrets", "seeds", "keys.secrets"]
+)
 @pytest.mark.parametrize(
     "value",
     [None, "00" * SEED, {}, torch.zeros(SEED), torch.zeros(3, SEED - 1, dtype=torch.uint8), torch.arange(3)[:, None],
@@ -468,7 +683,7 @@ def test_secrets_of_many_clients_of_a_node_travel_within_the_bounds_of_a_message
 )  # fmt: skip
 def test_what_are_no_secrets_is_refused(place, value):
     table = dict.fromkeys(range(3), b"o" * SEED)
-    made: Any = secrets_tree(Shown(b"s" * SEED, table, table))
+    made: Any = secrets_tree(Shown(b"s" * SEED, table, table, table, table))
     assert read_secrets(made).links == table
     first, _, second = place.partition(".")
     if second:

@@ -1,0 +1,327 @@
+"""Shares of clients' secrets: sums open without those that vanished, and nothing opens by what may not be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fedtide.core.errors import FedtideError
+from fedtide.wire import masks, shares
+from fedtide.wire.keys import library, shamir
+from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, recovered, unmasked
+from fedtide.wire.shares import SEALED, deal, gather, needed
+from helpers.examples import examples
+
+CONTEXT = Context("run", (3, 0), 0, "a.0")
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+PARTS = (slice(0, 1), slice(1, None))
+ABOUT = Question(3, "train", "model")
+
+
+@dataclass
+class Cohort:
+    """Clients at nodes that have dealt shares and masked a vector each."""
+
+    nodes: list[int]
+    at: dict[int, Masker]
+    peers: dict[int, str]
+    dealt: dict[int, Dealt]
+    sent: dict[int, torch.Tensor]
+
+    def place(self, client: int) -> int:
+        return sorted({f"node-{node}" for node in self.nodes}).index(f"node-{self.nodes[client]}")
+
+    def shown(
+        self, alive: Iterable[int], lost: Iterable[int], parts: tuple[int, ...] = (0, 1), fewest: int = 2
+    ) -> dict[int, Shown]:
+        named, lost = sorted(alive), sorted(lost)
+        return {k: self.at[k].show(CONTEXT, k, named, fewest, parts, lost) for k in named if k not in lost}
+
+    def recovered(self, alive: Iterable[int], lost: Iterable[int], shown: Mapping[int, Shown]):
+        """As a server does: by the first client of each node that is left."""
+        helpers = {self.place(k): shown[k] for k in sorted(shown, reverse=True)}
+        return recovered(CONTEXT, ABOUT.key, self.dealt, sorted(lost), sorted(self.peers.keys() - set(alive)), helpers)
+
+
+def cohort(nodes: list[int], rows: list[list[int]], context: Context = CONTEXT, masked: set[int] | None = None):
+    maskers = {name: Masker("run", f"node-{name}") for name in set(nodes)}
+    at = {client: maskers[name] for client, name in enumerate(nodes)}
+    names = {node.node: node.bundle.public for node in maskers.values()}
+    peers = {client: node.bundle.public for client, node in at.items()}
+    dealt = {client: node.deal(context, client, names) for client, node in at.items()}
+    drawn = {client: each.public for client, each in dealt.items()}
+    sent = {
+        k: at[k].masked(context, k, torch.tensor(rows[k]), peers, ABOUT, PARTS, drawn)
+        for k in at if masked is None or k in masked
+    }  # fmt: skip
+    return Cohort(nodes, at, peers, dealt, sent)
+
+
+@st.composite
+def cohorts(draw: st.DrawFn):
+    """The node of each client, who answers, who vanishes then, and their vectors."""
+    count = draw(st.integers(4, 7))
+    nodes = [*range(count), *draw(st.lists(st.integers(0, count - 1), max_size=2))]
+    clients = range(len(nodes))
+    alive = draw(st.sets(st.sampled_from(clients), min_size=3))
+    lost = draw(st.sets(st.sampled_from(sorted(alive)), min_size=1, max_size=len(alive) // 3))
+    stay = alive - lost
+    assume(len({nodes[k] for k in stay}) >= needed(count))
+    return nodes, alive, lost, [draw(st.lists(WHOLE, min_size=3, max_size=3)) for _ in clients]
+
+
+@examples(25)
+@given(cohorts())
+def test_the_sum_of_who_answered_comes_out_exactly_whoever_vanishes(drawn):
+    """Of a third at most; some never answered, and so are not in the sum."""
+    nodes, alive, lost, rows = drawn
+    made = cohort(nodes, rows)
+    shown = made.shown(alive, lost, fewest=1)
+    vanished, wrong = made.recovered(alive, lost, shown)
+    assert wrong == []
+    opened = unmasked({k: made.sent[k] for k in alive}, shown, PARTS, vanished, (0, 1))
+    expected = [sum(column) % 2**64 for column in zip(*(rows[k] for k in alive), strict=True)]
+    assert torch.cat(opened).numpy().view(np.uint64).tolist() == expected
+
+
+def test_seven_nodes_of_whom_one_vanishes_and_one_never_answered_by_hand():
+    """Vectors 1, 2, 4, ...: the sum tells who is in it."""
+    made = cohort(list(range(7)), [[2**k, 2**k] for k in range(7)], masked=set(range(6)))
+    shown = made.shown(range(6), [4])
+    assert set(shown[0].opens) == {1, 2, 3, 5}
+    assert set(shown[0].seeds) == {4}
+    assert set(shown[0].keys) == set(shown[0].links) == {6}
+    vanished, _ = made.recovered(range(6), [4], shown)
+    assert set(vanished[4].links) == {6}
+    opened = unmasked(made.sent, shown, PARTS, vanished, (0, 1))
+    assert torch.cat(opened).tolist() == [63, 63]
+    # The first part alone: what is shown opens no other one.
+    first = made.shown(range(6), [4], (0,))
+    assert torch.cat(unmasked(made.sent, first, PARTS[:1], vanished, (0,))).tolist() == [63]
+    assert torch.cat(unmasked(made.sent, first, PARTS[1:], vanished, (0,))).tolist() != [63]
+    assert made.shown(range(6), [4]) == shown, "a question that comes twice is answered as before"
+
+
+def test_shares_by_the_library_and_how_many_are_needed():
+    keys = [bytes([place]) * 32 for place in range(100)]
+    sealed = deal(b"0123456789abcdef", keys)
+    assert len(sealed) == 100 * SEALED
+    some = dict(list(enumerate(keys))[33:])
+    assert gather(sealed, some) == (b"0123456789abcdef", [])
+    some.pop(99)
+    assert gather(sealed, some) == (None, [])
+    few = deal(b"0123456789abcdef", keys[:4])
+    opened = [
+        (k + 1, shares._cipher(keys[k]).decrypt(bytes(12), few[SEALED * k : SEALED * (k + 1)], None)) for k in range(4)
+    ]
+    assert shamir().combine(opened[1:]) == b"0123456789abcdef"
+    assert shamir().combine(opened[1:3]) != b"0123456789abcdef", "two of the three that are needed"
+    assert gather(few, {0: keys[0], 1: keys[2], 3: keys[3]}) == (None, [1])
+    assert gather(few, {0: keys[0], 1: keys[1], 2: keys[2], 3: keys[0]}) == (b"0123456789abcdef", [3])
+
+
+def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[int]) -> tuple[bool, bool]:
+    """Whether a server has a victim's b, and all that it shares with others, by what it tells these of the list.
+
+    Some are told that the victim is in it and vanished, others that it never answered. Some help with all they have.
+    """
+    others, said = [k for k in made.at if k != victim], made.dealt[victim]
+    seeds, keys, links = dict[int, bytes](), dict[int, bytes](), set(helping)
+    for k in others:
+        if k in helping:
+            seeds[made.place(k)], keys[made.place(k)] = (
+                made.at[k]._share(CONTEXT, kind, victim, made.peers[k], made.peers[victim]) for kind in ("seed", "key")
+            )
+            continue
+        named = sorted(made.at) if told[k] == "in" else others
+        for lost in ([], [victim] if told[k] == "in" else [next(j for j in others if j != k)]):
+            try:
+                shown = made.at[k].show(CONTEXT, k, named, 2, (0,), lost)
+            except FedtideError:
+                continue
+            links |= {k for j in shown.links if j == victim}
+            seeds |= {made.place(k): each for j, each in shown.seeds.items() if j == victim}
+            keys |= {made.place(k): each for j, each in shown.keys.items() if j == victim}
+    # The victim is told that it is in the list, and that these are left of it.
+    left = 1 + sum(k in helping or told[k] == "in" for k in others)
+    seed = left >= needed(len(made.at)) or gather(said.seeds, seeds)[0] is not None
+    return seed, links == set(others) or gather(said.keys, keys)[0] is not None
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_a_server_and_fewer_nodes_than_are_said_never_have_both_secrets_of_a_client(count):
+    """Whatever lists it tells the others; and with one node more it has them, so the number is no smaller."""
+    least = count - 2 * (count // 3)
+    for helping in (set(range(1, least)), set(range(1, least + 1))):
+        honest = [k for k in range(1, count) if k not in helping]
+        both = []
+        for lists in product(("in", "out"), repeat=len(honest)):
+            made = cohort(list(range(count)), [[1, 1]] * count)
+            both.append(all(known_of(made, 0, dict(zip(honest, lists, strict=True)), helping)))
+        assert any(both) == (len(helping) == least)
+
+
+def test_a_node_gives_shares_for_one_list_of_a_try():
+    """Client 6 is at the node of client 0. Of two lists the node would give shares of both secrets of one client."""
+    made = cohort([0, 1, 2, 3, 4, 5, 0], [[1, 1]] * 7)
+    made.at[0].show(CONTEXT, 0, range(7), 2, (0,), [1])
+    with pytest.raises(FedtideError, match="for one list"):
+        made.at[6].show(CONTEXT, 6, [0, 2, 3, 4, 5, 6], 2, (0,), [2])
+    with pytest.raises(FedtideError, match="for one list"):
+        made.at[0].show(CONTEXT, 0, [0, 2, 3, 4, 5, 6], 2, (0,), [2])
+    assert made.at[6].show(CONTEXT, 6, range(7), 2, (0,), [2]).opens, "of one list others may vanish meanwhile"
+
+
+def test_one_client_of_a_node_gives_its_shares():
+    made = cohort([0, 1, 2, 3, 4, 5, 0], [[1, 1]] * 7)
+    shown = made.shown(range(7), [1])
+    assert [bool(shown[k].seeds) for k in (0, 6, 2)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("alive", "lost", "fewest", "words"),
+    [
+        (range(6), [0], 2, "others than 0 in the list, each once"),
+        (range(6), [1, 1], 2, "others than 0 in the list, each once"),
+        (range(5), [5], 2, "others than 0 in the list, each once"),
+        (range(6), [1, 2, 3], 2, "found 3, allowed: a third of the clients of a sum, and of nodes, at most"),
+        (range(5), [1, 2], 2, "a third of the clients of a sum, and of nodes, at most"),
+        (range(6), [1, 2], 5, "found 4, allowed: 5 clients or more"),
+    ],
+)
+def test_what_a_node_gives_no_shares_for(alive, lost, fewest, words):
+    made = cohort(list(range(6)), [[1, 1]] * 6)
+    with pytest.raises(FedtideError, match=words):
+        made.at[0].show(CONTEXT, 0, list(alive), fewest, (0,), lost)
+    assert made.at[0].show(CONTEXT, 0, range(6), 2, (0,), [5]).seeds, "nothing was opened, so another list may be"
+
+
+def test_a_sum_without_shares_is_opened_by_all_alone():
+    nodes = {k: Masker("run", f"node-{k}") for k in range(6)}
+    peers = {k: node.bundle.public for k, node in nodes.items()}
+    nodes[0].masked(CONTEXT, 0, torch.tensor([1]), peers)
+    with pytest.raises(FedtideError, match="no shares were dealt of this sum"):
+        nodes[0].show(CONTEXT, 0, range(6), 2, (0,), [5])
+
+
+def test_secrets_are_dealt_once_and_to_all_who_are_asked():
+    made = cohort(list(range(6)), [[1, 1]] * 6, masked=set())
+    names = {node.node: node.bundle.public for node in made.at.values()}
+    assert made.at[0].deal(CONTEXT, 0, names) == made.dealt[0], "a question that comes twice is answered as before"
+    with pytest.raises(FedtideError, match="dealt once in a try"):
+        made.at[0].deal(CONTEXT, 0, dict(list(names.items())[:5]))
+    later = replace(CONTEXT, attempt="a.1")
+    with pytest.raises(FedtideError, match="found 3, allowed: as many as shares are for"):
+        made.at[0].deal(later, 0, dict(list(names.items())[:3]))
+    drawn, x = {k: each.public for k, each in made.dealt.items()}, torch.tensor([1, 1])
+    made.at[0].deal(later, 0, dict(list(names.items())[:5]))
+    few = drawn | {0: made.at[0]._dealt[later, 0].said.public}
+    with pytest.raises(FedtideError, match="dealt without some of those who are asked"):
+        made.at[0].masked(later, 0, x, made.peers, drawn=few)
+    with pytest.raises(FedtideError, match="dealt without some of those who are asked"):
+        made.at[0].masked(CONTEXT, 0, x, made.peers, drawn={k: drawn[k] for k in range(5)})
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        made.at[0].masked(CONTEXT, 0, x, made.peers, drawn=drawn | {0: drawn[1]})
+    made.at[0].masked(CONTEXT, 0, x, made.peers, drawn=drawn)
+    with pytest.raises(FedtideError, match="masked once"):
+        made.at[0].masked(CONTEXT, 0, x, made.peers, drawn=drawn | {1: drawn[2]})
+    for known in (made.at[0]._dealt,):
+        known.clear()
+    with pytest.raises(FedtideError, match="masked once"):
+        made.at[0].deal(CONTEXT, 0, names)
+
+
+def test_a_wrong_share_is_found_and_the_sum_opens_by_the_others():
+    made = cohort(list(range(6)), [[1, 1]] * 6)
+    shown = made.shown(range(6), [1])
+    for key in ({1: bytes(32)}, {1: shown[2].seeds[1]}):  # made up, or another one's
+        wrong = shown | {3: replace(shown[3], seeds=key)}
+        vanished, named = made.recovered(range(6), [1], wrong)
+        assert named == [Wrong(1, made.place(3))]
+        assert torch.cat(unmasked(made.sent, wrong, PARTS, vanished, (0, 1))).tolist() == [6, 6]
+    for k in (2, 4):
+        shown[k] = replace(shown[k], seeds={1: bytes(32)})
+    vanished, named = made.recovered(range(6), [1], shown)
+    assert vanished == {}
+    assert {each.place for each in named} == {made.place(k) for k in (2, 4)}
+
+
+@pytest.mark.parametrize("kind", ["seeds", "keys"])
+def test_shares_of_another_secret_are_found_and_open_nothing(kind):
+    """A client that deals wrong shares, or a server that puts old ones in their place."""
+    made = cohort(list(range(7)), [[1, 1]] * 7)
+    shown, other = made.shown(range(6), [1]), {"seeds": 1, "keys": 6}[kind]
+    letter = {"seeds": "seed", "keys": "key"}[kind]
+    keys = [made.at[other]._share(CONTEXT, letter, other, made.peers[k], made.peers[k]) for k in range(7)]
+    said, rest = made.dealt[other], {k: each for k, each in made.dealt.items() if k != other}
+    made.dealt = rest | {other: replace(said, **{kind: deal(b"another secret!!", keys)})}
+    assert made.recovered(range(6), [1], shown) == ({}, [Wrong(other, None)])
+    # Those of another try open with no key of this one.
+    later = replace(CONTEXT, attempt="a.1")
+    names = {node.node: node.bundle.public for node in made.at.values()}
+    made.dealt[other] = made.at[other].deal(later, other, names)
+    vanished, wrong = made.recovered(range(6), [1], shown)
+    assert vanished == {}
+    assert {each.place for each in wrong} == {made.place(k) for k in shown}
+
+
+CHANGES = ("run", "round", "number", "slot", "try", "client", "holder", "kind")
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_what_seals_a_share_is_for_one_share_alone(changed):
+    one, other = Masker("run", "node-1"), Masker("run", "node-2")
+    base = (CONTEXT, "seed", 1, one.bundle.public)
+    contexts = {
+        "run": replace(CONTEXT, run="x"), "round": replace(CONTEXT, version=(4, 0)),
+        "number": replace(CONTEXT, version=(3, 1)), "slot": replace(CONTEXT, slot=1),
+        "try": replace(CONTEXT, attempt="a.1"),
+    }  # fmt: skip
+    values = {"client": (CONTEXT, "seed", 2, base[3]), "holder": (CONTEXT, "seed", 1, other.bundle.public),
+              "kind": (CONTEXT, "key", 1, base[3])}  # fmt: skip
+    new = (contexts[changed], *base[1:]) if changed in contexts else values[changed]
+    assert other._share(*base, one.bundle.public) == one._share(*base, other.bundle.public)
+    assert other._share(*base, one.bundle.public) != other._share(*new, one.bundle.public)
+
+
+def test_no_key_for_a_sum_is_taken_that_its_node_did_not_sign():
+    """With keys of its own a server would know all masks of a client."""
+    ec = library().hazmat.primitives.asymmetric.ec
+    nodes = {k: Masker("run", f"node-{k}", ec.generate_private_key(ec.SECP384R1())) for k in range(4)}
+    names = {node.node: node.bundle.public for node in nodes.values()}
+    dealt = {k: node.deal(CONTEXT, k, names) for k, node in nodes.items()}
+    drawn = {k: (each.public, each.signature) for k, each in dealt.items()}
+    bundles = {k: (node.node, node.bundle) for k, node in nodes.items()}
+    nodes[0].check_drawn(CONTEXT, drawn, bundles)
+    later = nodes[1].deal(replace(CONTEXT, attempt="a.1"), 1, names)
+    forged = Masker("run", "node-1").deal(CONTEXT, 1, names | {"node-1": Masker("run", "x").bundle.public})
+    for wrong in ((forged.public, forged.signature), (forged.public, dealt[1].signature), drawn[2],
+                  (later.public, later.signature)):  # fmt: skip
+        with pytest.raises(FedtideError, match=r"^node 'node-1': its key for a sum is not signed"):
+            nodes[0].check_drawn(CONTEXT, drawn | {1: wrong}, bundles)
+    with pytest.raises(FedtideError, match="not signed"):
+        nodes[0].check_drawn(CONTEXT, {k: drawn[k] for k in (0, 2, 3)}, bundles)
+
+
+def test_no_secret_of_a_deal_can_be_read_off_a_masker():
+    made = cohort(list(range(4)), [[1, 1]] * 4)
+    known = made.at[0]._dealt[CONTEXT, 0]
+    assert repr(known.seed) not in repr(made.at[0]) + repr(known) + repr(made.at[0]._dealt)
+    vanished, _ = made.recovered(range(4), [3], made.shown(range(4), [3]))
+    assert repr(vanished[3].seed) not in repr(vanished)
+    assert vanished[3].seed == made.at[3]._dealt[CONTEXT, 3].seed
+
+
+def test_tries_whose_secrets_are_kept_are_few():
+    node = Masker("run", "node-0")
+    names = {f"node-{k}": Masker("run", "x").bundle.public for k in range(1, 4)} | {"node-0": node.bundle.public}
+    for number in range(masks.KEPT + 3):
+        node.deal(replace(CONTEXT, attempt=str(number)), 0, names)
+    assert len(node._dealt) == masks.KEPT
