@@ -16,7 +16,7 @@ from fedtide.config import Experiment, slug, to_toml
 from fedtide.config.writing import as_toml
 from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
-from fedtide.core.errors import FedtideError, refused, within
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, LEDGER, joined_in, read_rounds
 from fedtide.data.population import Population
@@ -70,8 +70,8 @@ class Leaving:
         numbers: list[int] = []
         for run in runs:
             before = _population(run)
-            with within(run.title):  # a client may be there with some seeds alone
-                numbers.append(int(before.without([client], "CLIENT").left))
+            where = f"{run.title}: CLIENT" if numbers else "CLIENT"  # it may be there with some seeds alone
+            numbers.append(int(before.without([client], where).left))
         name = before.names[numbers[-1]] if before.names else str(numbers[-1])
         if name in (settings.data.without_clients or ()):
             raise FedtideError(f"CLIENT: {root} is without {name} already")

@@ -16,19 +16,20 @@ from typing import Any
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
-from fedtide.core.errors import FedtideError, missing, refused
+from fedtide.core.errors import FedtideError, missing
 from fedtide.core.record import ASKS, LEDGER, read_rounds
+from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
 from fedtide.runs import folder
 from fedtide.runs.forget import name_rounds, state_of
 from fedtide.site.accounts import ledger_for
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.serve import hold
-from fedtide.site.site import Roster, Site, check_hidden, locked, write_roster
+from fedtide.site.site import Roster, Site, locked, write_roster
 from fedtide.wire.ledger import Ledger, read
 
 
-def take_out(root: Path, name: str) -> Iterator[str]:
+def take_out(root: Path, name: str) -> list[str]:
     """Take a node out of a site for good, set the study back if it has to be, and say in lines what was done.
 
     After a kill the same command ends what was begun.
@@ -38,7 +39,7 @@ def take_out(root: Path, name: str) -> Iterator[str]:
         name: name of the node.
 
     Raises:
-        FedtideError: its server runs, there is no such node, too few clients would be left, or a file is damaged.
+        FedtideError: its server runs, there is no such node, or a file is damaged.
     """
     site = Site.read(root, imports=False)
     with site.lock.open("w") as file, locked(root):
@@ -47,46 +48,42 @@ def take_out(root: Path, name: str) -> Iterator[str]:
         node = next((node for node in site.roster.node if node.name == name), None)
         if node is None:
             raise missing("NODE", name, [node.name for node in site.roster.node])
-        others = [other for other in site.roster.node if other.name != name and not other.left]
-        check_enough(site, others)
-        wire, lines = site.experiment.wire, read_rounds(site.record, ASKS)
-        about = checkpoint.check(site.record / "checkpoints", config=None)
         gone = node.model_copy(update={"key": None, "left": True})
         nodes = tuple(gone if other.name == name else other for other in site.roster.node)
-        write_roster(root, Roster(node=nodes))
-        yield f"{name}: is locked out for good, with {len(node.clients)} of {site.roster.clients} clients"
-        took = rounds_of(lines, name)
-        saved = 0 if about is None else about.round
-        if not took:
-            yield f"{name}: never answered and was never judged: nothing to play again"
-            return
-        yield f"{name}: answered or was judged in {name_rounds(took)}"
-        if wire is not None and wire.privacy is not None:
-            yield from describe_released(site, node.clients)
-            return
-        if wire is not None and wire.secure:
-            yield f"cannot be taken back: masked sums of {name_rounds(took)}, and the models that are made of them"
-            yield "nodes open a round for one list of clients, so it is not played again; without it: a new site"
-            return
-        if took[0] >= saved:
-            yield f"nothing is set back: the {saved} saved rounds are without it; go on with: fedtide serve {root}"
-            return
-        aside = folder.unused(root, f"run-with-{name}")
-        before = state_of(site.record)
+        write_roster(root, Roster(node=nodes))  # first: whatever follows, the server lets it in no more
+        lines = [f"{name}: is locked out for good, with {counted(len(node.clients), 'client')}"]
+        count = sum(len(other.clients) for other in nodes if not other.left)
+        if count < site.fewest:
+            lines.append(f"too few are left: a round waits for {counted(site.fewest, 'client')}, and there are {count}")
+        return [*lines, *_set_back(site, name, node.clients)]
+
+
+def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
+    """Put the run of a site aside if a node that has left is in what is saved; say in lines what was done."""
+    root, wire = site.root, site.experiment.wire
+    about = checkpoint.check(site.record / "checkpoints", config=None)
+    took, saved = rounds_of(read_rounds(site.record, ASKS), name), 0 if about is None else about.round
+    if not took:
+        yield f"{name}: never answered and was never judged: nothing to play again"
+        return
+    yield f"{name}: answered or was judged in {name_rounds(took)}"
+    if wire is not None and wire.privacy is not None:
+        yield from describe_released(site, clients)
+        yield "nothing is set back, because every other client would spend its budget twice"
+    elif wire is not None and wire.secure:
+        yield "cannot be taken back: masked sums of these rounds, and the models that are made of them"
+        yield "nothing is set back, because nodes open a round for one list of clients; without it: a new site"
+    elif took[0] >= saved:
+        yield f"nothing is set back: {counted(saved, 'saved round')} are without it"
+    else:
+        aside, before = folder.unused(root, f"run-with-{name}"), state_of(site.record)
         os.rename(site.run, aside)
         flush(root)
-        yield f"state: {before} after {len(lines)} rounds with it, which are in {aside}; delete them when you like"
-        yield f"cannot be taken back: models of rounds {took[0] + 1} to {len(lines)}, which other nodes have seen"
-        yield f"to play {site.experiment.rounds} rounds again without it: fedtide serve {root}; nodes stay as they are"
-
-
-def check_enough(site: Site, others: Sequence[Any]) -> None:
-    """Raise if the clients of the other nodes are too few for a round, or for a sum that hides them."""
-    left = sum(len(node.clients) for node in others)
-    if left < site.fewest:
-        but = f"a round waits for {site.fewest}"
-        raise refused(f"{site.root}: clients that are left", left, f"{site.fewest} or more", but)
-    check_hidden(site.experiment, Roster.model_construct(node=tuple(others)), str(site.root / "roster.toml"))
+        yield f"state: {before} after {counted(saved, 'round')} with it, which are in {aside}; delete it when you like"
+        yield f"cannot be taken back: models that other nodes were sent after round {took[0]}"
+        yield f"all rounds are played again without it; other nodes keep tickets and keys: fedtide serve {root}"
+        return
+    yield f"to go on without it: fedtide serve {root}"
 
 
 def rounds_of(lines: Sequence[Mapping[str, Any]], name: str) -> list[int]:
@@ -116,5 +113,3 @@ def describe_released(site: Site, clients: Sequence[int]) -> Iterator[str]:
         epsilon = f"epsilon {spent.epsilon(client):.3g} at delta {spent.delta:g}"
         sums = f"noised sums of {name_rounds(rounds)}, with {epsilon}" if rounds else "no sum"
         yield f"client {client}: released, and cannot be taken back: {sums}"
-    yield "the budget covers that; nothing is set back, because every other client would spend its budget twice"
-    yield f"to go on without it: fedtide serve {site.root}"

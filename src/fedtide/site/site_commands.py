@@ -120,8 +120,7 @@ def forget(site: Path, node: str, /) -> int:
     """
     from fedtide.site.leaving import take_out
 
-    for line in take_out(site, node):
-        _say(line)
+    _say(*take_out(site, node))
     return 0
 
 

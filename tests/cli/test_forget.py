@@ -1,0 +1,142 @@
+"""`fedtide forget`: a run folder is played again as if a client had never taken part."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import fedtide as ft
+from fedtide.core.record import joined_in
+from fedtide.runs.digest import verify
+from helpers.shell import contents, done, refused, written
+from helpers.studies import SCAFFOLD, A, finished, lines_of, record_of, study
+from helpers.toys import TOY
+
+pytestmark = pytest.mark.usefixtures("here", "undrawn")
+
+LOCAL = {"local": {"lr": 0.1, "batch_size": 4}, "cohort": 4}
+METHODS = [
+    A,
+    SCAFFOLD,
+    {"name": "ifca", "algorithm": "ifca", **LOCAL},
+    {"name": "fedtem", "algorithm": "fedtem", **LOCAL},
+    {"name": "fedtkm", "algorithm": "fedtkm", **LOCAL},
+]
+"""Sums; memory of clients; models of clusters; branches of a mixture."""
+
+PRIVATE = {"epsilon": 8.0, "delta": 0.01, "clip": {"delta": 1.0, "loss": 2.0}, "noise": "plain", "distance": 2}
+
+
+def joined(root: Path, name: str = "A") -> dict[int, int]:
+    """The first round of each client that worked in a run."""
+    return joined_in(lines_of(root / name.lower() / "0"))
+
+
+def late(root: Path, name: str = "A") -> tuple[int, int]:
+    """A client that joined last, and when."""
+    return max(joined(root, name).items(), key=lambda pair: pair[1])
+
+
+def test_the_bits_are_those_of_a_run_without_it(here, capsys):
+    finished(here / "x", study(*METHODS))
+    client, first = late(here / "x")
+    assert first > 0
+    before = contents(here / "x")
+    assert done("forget", "x", client, "--workers", 1) == 0
+    assert contents(here / "x") == before
+    data = {**TOY["data"], "without_clients": [str(client)]}
+    finished(here / "alone", study(*METHODS, data=data))
+    new = f"x-without-{client}"
+    assert record_of(here / new) == record_of(here / "alone")
+    assert not [verdict.wrong for verdict in verify(here / new) if verdict.wrong]
+    said = capsys.readouterr().out
+    for method in METHODS:
+        name = method["name"]
+        assert client not in joined(here / new, name)
+        lines = [lines_of(here / root / name.lower() / "0") for root in ("x", new)]
+        began = joined(here / "x", name).get(client, 6)
+        assert [line["facts"] for line in lines[0][:began]] == [line["facts"] for line in lines[1][:began]]
+        states = re.search(rf"{name} · seed 0: last state (\w{{16}}) with it, (\w{{16}}) without it", said)
+        assert states is not None
+        assert (states[1] == states[2]) == (began == 6)
+    assert f"A · seed 0: client {client} worked first in round {first}; {first} round" in said
+    rows = (here / new / "a" / "0" / "clients.csv").read_text().splitlines()
+    assert not [row for row in rows if row.split(",")[2] == str(client)]
+    assert f"Without client {client}, which has left." in (here / new / "report.html").read_text()
+
+
+def test_killed_on_the_way_the_same_command_goes_on(here, shell):
+    written(here / "study.toml", SCAFFOLD, rounds=24, checkpoint_every=1)
+    finished(here / "x", ft.config.read(here / "study.toml"))
+    client, _ = late(here / "x", "scaffold")
+    assert done("forget", "x", client, "--out", "whole", "--workers", 1, "--quiet") == 0
+    new, killed = here / f"x-without-{client}", 0
+    for rounds in (1, 8):
+        process = shell.start("forget", "x", client, cwd=here)
+        record = new / "scaffold" / "0" / "rounds.jsonl"
+        while not record.is_file() or record.read_bytes().count(b"\n") < rounds:
+            continue
+        os.kill(process.pid, signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+    assert killed
+    assert done("forget", "x", client, "--workers", 1, "--quiet") == 0
+    assert record_of(new) == record_of(here / "whole")
+
+
+def test_nothing_is_played_for_a_client_that_never_worked(here, capsys):
+    root = finished(here / "x", study({**A, "cohort": 1}, rounds=2))
+    away = next(client for client in range(8) if client not in joined(root))
+    assert done("forget", "x", away) == 0
+    assert f"client {away} never worked in x: nothing to play again" in capsys.readouterr().out
+    assert not (here / f"x-without-{away}").exists()
+
+
+def test_what_cannot_be_forgotten_is_one_line(here, capsys):
+    finished(here / "x", study(A, rounds=2, data={**TOY["data"], "held_out_clients": {"clients": 2}}))
+    client, _ = late(here / "x")
+    assert "CLIENT: found 'zz', allowed: the number of a client" in refused(capsys, here, "forget", "x", "zz")
+    assert "CLIENT: found 8, but the others are held out" in refused(capsys, here, "forget", "x", 8)
+    assert "nowhere: not a run folder" in refused(capsys, here, "forget", "nowhere", 1)
+    finished(here / "other", study(A, rounds=3))
+    said = refused(capsys, here, "forget", "x", client, "--out", "other")
+    assert "other: already exists, allowed: a new folder" in said
+    assert done("forget", "x", client, "--quiet") == 0
+    assert f"is without {client} already" in refused(capsys, here, "forget", f"x-without-{client}", client)
+    state = next((here / "x" / "a" / "0").glob("checkpoints/*/state.safetensors"))
+    state.write_bytes(state.read_bytes()[:-1] + b"\0\0")
+    (here / "x" / "a" / "0" / "rounds.jsonl").write_text("{}\n")
+    assert "rounds.jsonl" in refused(capsys, here, "forget", "x", client, "--out", "y")
+
+
+def test_a_private_run_says_what_cannot_be_taken_back(here, capsys):
+    wire = {"secure": False, "fewest": 1, "privacy": PRIVATE}
+    root = finished(here / "x", study(A, wire=wire))
+    released = [json.loads(line) for line in (root / "a" / "0" / "ledger.jsonl").read_text().splitlines()]
+    client = released[0]["clients"][0]
+    rounds = [line["round"] for line in released if client in line["clients"]]
+    result = ft.forget("x", client, quiet=True)
+    assert list(result.forgotten[0].released) == rounds
+    assert f"of round{'s' * (len(rounds) > 1)} {rounds[0]}" in list(result.forgotten[0].lines())[-1]
+    assert "cannot be taken back" in list(result.forgotten[0].lines())[-1]
+    ledger = Path(result.folder, "a", "0", "ledger.jsonl").read_text().splitlines()
+    assert not [line for line in map(json.loads, ledger) if client in line["clients"]]
+
+
+def test_scales_of_features_are_without_it(here):
+    """Then no round is as it was, and a client that never worked is not without effect."""
+    lines = ["client,a,b,label"]
+    lines += [f"{name},{n % 7 + 100 * (name == 'far')},{n % 5},{n % 2}" for name in ("near", "mid", "far", "off")
+              for n in range(30)]  # fmt: skip
+    Path("rows.csv").write_text("\n".join(lines) + "\n")
+    source = {"kind": "csv", "path": "rows.csv", "label": "label", "client": "client", "features": ["a", "b"]}
+    data = {"source": source, "partition": {"kind": "natural"}}
+    values = {"rounds": 2, "data": data, "model": {"kind": "linear"}, "method": [{**A, "cohort": 2}]}
+    finished(here / "x", ft.config.from_dict(values))
+    result = ft.forget("x", "far", quiet=True)
+    assert result.folder == Path("x-without-far")
+    assert result.forgotten[0].same == 0

@@ -1,0 +1,156 @@
+"""`fedtide forget SITE NODE`: a node is locked out, and its rounds are played again by the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedtide.core.atomic import sha256
+from fedtide.core.checkpoint import file_of
+from fedtide.core.errors import FedtideError
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.evaluate.judge import Judge
+from fedtide.runs import folder
+from fedtide.runs.runner import Run
+from fedtide.site.leaving import take_out
+from fedtide.site.serve import hold
+from fedtide.site.site import Site, admit, read_roster
+from fedtide.site.status import describe_way_in
+from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
+
+DEPLOY = {"address": "127.0.0.1:7400", "fewest": 2}
+BUDGET = {"epsilon": 8.0, "delta": 0.01, "clip": {"delta": 1.0, "loss": 2.0}}
+PRIVATE = {"wire": {"secure": False, "fewest": 2, "privacy": BUDGET}}
+
+
+def serve(site: Site, nodes: dict[str, Any], rounds: int = 4) -> None:
+    """Play rounds as a server does, on a clock whose rounds all take equally long."""
+    site = Site.read(site.root)
+    if not site.run.exists():
+        folder.create(site.experiment, site.run)
+    host = host_at(site)
+    fleet = fleet_at(site, {node.name: nodes[node.name] for node in site.roster.node if not node.left}, host)
+    judge = Judge(host.algorithm, fleet, [], site.method.decide_per)
+    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+    played = Run(experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge, until=rounds)
+    assert [progress.round for progress in played][-1] == rounds
+
+
+def made(folder: Path, **changes: Any) -> tuple[Site, dict[str, Any]]:
+    folder.mkdir()
+    site = site_of(folder, **{"played": "SCAFFOLD", "deploy": DEPLOY, **changes})
+    return site, nodes_of(folder, site, lambda name: "")
+
+
+def took_out(site: Site, name: str = "lyon") -> str:
+    return "\n".join(take_out(site.root, name))
+
+
+def test_the_others_play_again_and_come_to_the_bits_of_a_study_without_it(tmp_path):
+    """Their folders have memory of the rounds with it, which nobody counts any more."""
+    site, nodes = made(tmp_path / "one")
+    serve(site, nodes)
+    with_it = sha256(file_of(site.record))
+    said = took_out(site)
+    assert "lyon: is locked out for good, with 1 client\n" in said
+    assert "lyon: answered or was judged in rounds 0, 1, 2 and 3" in said
+    assert f"state: {with_it[:16]} after 4 rounds with it" in said
+    assert "cannot be taken back: models that other nodes were sent after round 0" in said
+    assert not site.run.exists()
+    assert len(read_rounds(site.root / "run-with-lyon" / "scaffold" / "0")) == 4
+    serve(site, nodes)
+    other, fresh = made(tmp_path / "other")
+    took_out(other)
+    serve(other, fresh)
+    assert sha256(file_of(site.record)) == sha256(file_of(other.record)) != with_it
+    for name in ("berlin", "oslo"):
+        rows = [sorted((tmp_path / folder / name).rglob("memory/*/*/3.0")) for folder in ("one", "other")]
+        assert rows[0]
+        assert [path.read_bytes() for path in rows[0]] == [path.read_bytes() for path in rows[1]]
+
+
+def test_it_stays_away(tmp_path):
+    site, _ = made(tmp_path / "one")
+    assert "never answered and was never judged: nothing to play again" in took_out(site)
+    assert took_out(site) == took_out(site)
+    (lyon,) = (node for node in read_roster(site.root).node if node.name == "lyon")
+    assert lyon.left
+    assert lyon.key is None
+    assert describe_way_in(site.root, lyon) == "lyon: has left for good"
+    with pytest.raises(FedtideError, match="node 'lyon': has left for good; allowed: a new name, with fedtide invite"):
+        admit(site.root, "lyon", tmp_path / "one" / "lyon" / "lyon.pub")
+
+
+def test_saved_rounds_without_it_stay(tmp_path):
+    site, nodes = made(tmp_path / "one")
+    away = {name: node for name, node in nodes.items() if name != "lyon"}
+    took_out(site)
+    serve(site, away, rounds=2)
+    before = {path: path.read_bytes() for path in site.run.rglob("*") if path.is_file()}
+    assert "never answered" in took_out(site)
+    assert {path: path.read_bytes() for path in site.run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("until", ["the roster is written", "the run is put aside"])
+def test_a_killed_command_is_ended_by_the_same(tmp_path, monkeypatch, until):
+    site, nodes = made(tmp_path / "one")
+    serve(site, nodes, rounds=2)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*given: Any) -> None:
+        raise Killed
+
+    name = "fedtide.site.leaving.write_roster" if until == "the roster is written" else "fedtide.site.leaving.os.rename"
+    with monkeypatch.context() as patch:
+        patch.setattr(name, die)
+        with pytest.raises(Killed):
+            took_out(site)
+    assert len(read_rounds(site.record)) == 2
+    took_out(site)
+    assert len(read_rounds(site.root / "run-with-lyon" / "scaffold" / "0")) == 2
+    assert "nothing to play again" in took_out(site)
+
+
+def test_masked_and_private_studies_say_what_cannot_be_taken_back(tmp_path):
+    (tmp_path / "masked").mkdir()
+    site = site_of(tmp_path / "masked", "berlin,lyon,oslo,paris", wire={"secure": True, "fewest": 3}, deploy=DEPLOY)
+    line = {"round": 3, "asks": [{"nodes": {"lyon": {"clients": {"1": "answered"}}}}], "scored": {}}
+    site.record.mkdir(parents=True)
+    (site.record / ASKS).write_text(f"{json.dumps(line)}\n")
+    said = took_out(site)
+    assert "lyon: answered or was judged in round 3\ncannot be taken back: masked sums of these rounds" in said
+    assert site.run.exists()
+    site, nodes = made(tmp_path / "private", played="FedAvg", **PRIVATE)
+    serve(site, nodes, rounds=2)
+    said = took_out(site)
+    lines = [json.loads(line) for line in (site.record / "ledger.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1]
+    assert "client 1: released, and cannot be taken back: noised sums of rounds 0 and 1, with epsilon" in said
+    assert len(read_rounds(site.record)) == 2
+
+
+def test_mistakes_are_one_line_and_change_nothing(tmp_path):
+    site, _ = made(tmp_path / "one")
+    before = (site.root / "roster.toml").read_bytes()
+    with pytest.raises(FedtideError, match="NODE: found 'paris', allowed: berlin, lyon, oslo"):
+        took_out(site, "paris")
+    with site.lock.open("w") as file:
+        hold(file, site.root)
+        with pytest.raises(FedtideError, match="another server plays this site already; end it first"):
+            took_out(site)
+    with pytest.raises(FedtideError, match="not a site"):
+        take_out(tmp_path, "lyon")
+    assert (site.root / "roster.toml").read_bytes() == before
+
+
+def test_too_few_may_be_left(tmp_path):
+    site, _ = made(tmp_path / "one", deploy={**DEPLOY, "fewest": 3})
+    assert "too few are left: a round waits for 3 clients, and there are 2" in took_out(site)
+    assert next(node.left for node in read_roster(site.root).node if node.name == "lyon")
