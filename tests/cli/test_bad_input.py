@@ -85,7 +85,7 @@ def test_a_value_that_is_not_allowed(capsys, here, method, changes, said):
 
 def test_an_override_is_named_with_the_file(capsys, here):
     written(here / "study.toml", A)
-    assert re.search("study.toml with rounds=0: rounds: found 0", run(capsys, here, "--set", "rounds=0"))
+    assert re.search("study.toml with rounds=-1: rounds: found -1", run(capsys, here, "--set", "rounds=-1"))
 
 
 def test_features_that_are_no_vectors(capsys, here):

@@ -622,6 +622,8 @@ class TournamentJob(Job):
         if is_study(data):
             check_no_columns(roles)
             settings, where, name = read_study(data, request)
+            if settings.rounds == 0:
+                raise refused(f"{where}: rounds", 0, "1 or more, because methods that train are compared")
             processes_for(settings, request.workers)
             root = folder_of(request, f"{name}-recommend")
             tournament.begin_with_study(root, settings, where, seconds, began, request.scale)

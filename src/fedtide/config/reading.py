@@ -312,10 +312,10 @@ def _timed(model: type[BaseModel], written: Mapping[str, Any], rhythm: Rhythm) -
 def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
     """Return a shift's rhythm; empty if it, or the number of rounds, will be refused."""
     turns = models if isinstance(models, int) and models > 0 else 2
-    if not isinstance(rounds, int) or rounds < 1:
+    if not isinstance(rounds, int) or rounds < 0:
         return {}
     try:
-        return SHIFT.validate_python(shift).rhythm(rounds, turns)
+        return SHIFT.validate_python(shift).rhythm(max(rounds, 1), turns)
     except ValidationError:
         return {}
 
@@ -324,6 +324,8 @@ def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
 
 
 def _check(experiment: Experiment, where: str) -> None:
+    if experiment.rounds == 0 and experiment.tune is not None:
+        raise refused(f"{where}: rounds", 0, "1 or more with [tune]")
     names = [method.name for method in experiment.method]
     folders = [slug(name) for name in names]
     for name, path in zip(names, folders, strict=True):

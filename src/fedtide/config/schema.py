@@ -377,7 +377,7 @@ class Experiment(Strict):
     Args:
         title: of the report.
         description: a sentence under the title.
-        rounds: how many.
+        rounds: how many. With 0 nothing is trained: the models that methods begin with (`init_from`) are judged.
         seeds: every method is run with each.
         eval_every: rounds between evaluations; the last round is always judged.
         eval_clients: judge at most so many clients of each kind, drawn once; None means all.
@@ -417,7 +417,7 @@ class Experiment(Strict):
 
     title: str = ""
     description: str = ""
-    rounds: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
+    rounds: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 100
     seeds: Annotated[tuple[Whole, ...], Distinct] = (0,)
     eval_every: Count = 8
     eval_clients: Count | None = None
@@ -459,6 +459,11 @@ class Experiment(Strict):
         return self.shift if method.shift is None else method.shift
 
     @property
+    def length(self) -> int:
+        """Rounds over which the shift is laid: all of them, and at least one."""
+        return max(self.rounds, 1)
+
+    @property
     def score(self) -> str:
         """Name of the headline number of evaluations."""
         return TARGET_WORDS[self.data.target.kind].score
@@ -494,7 +499,7 @@ class Experiment(Strict):
         The last round is always judged, so that there is at least one evaluation in them.
         """
         if self.average_last:
-            return min(self.average_last, self.rounds)
+            return min(self.average_last, self.length)
         if self.period:
             return max(int(min(2 * self.period, self.rounds)), 1)
         whole = self.shift.what.whole(self.rounds) if isinstance(self.shift.what, Calendar) else None

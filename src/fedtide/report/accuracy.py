@@ -135,14 +135,16 @@ def difference_cell(pair: Paired, written: Written = percent) -> str:
 def methods_table(summary: Summary) -> Table:
     """Build the first table of a page, a row per method, with a sign at the difference to the baseline."""
     refused = [REFUSED] if any(any(m.measure("refused").values) for m in summary.methods) else []
-    return _scores_table(summary, [WORST_POINT, SWING, *MOMENTS, *VALIDATION, *refused])
+    course = [WORST_POINT, SWING, *MOMENTS] if summary.rounds else []
+    return _scores_table(summary, [*course, *VALIDATION, *refused])
 
 
 def brief_table(summary: Summary) -> Table:
     """Build the short table for terminals."""
     metrics = [metric_column(summary, name) for name in summary.metrics]
     local = Number("local_forgetting", points, "local forgetting")
-    return _scores_table(summary, [WORST_POINT, SWING, BRANCH_ACCURACY, local, *metrics])
+    course = [WORST_POINT, SWING] if summary.rounds else []
+    return _scores_table(summary, [*course, BRANCH_ACCURACY, local, *metrics])
 
 
 def explain_unknown(summary: Summary) -> str:
@@ -184,7 +186,7 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
 def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     """Return the caption of the first table: errors, signs and the headline number."""
     text = "Means over seeds ± one standard error." if max(len(m.seeds) for m in summary.methods) > 1 else ""
-    if any("swing" in m.measures for m in summary.methods):
+    if summary.rounds and any("swing" in m.measures for m in summary.methods):
         text += f" Swing: the highest minus the lowest {summary.score} within a period."
     signs = {sign(pair) for pair in summary.paired if pair.difference.mean is not None}
     if signs:
@@ -193,7 +195,7 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     return f"{text}{summary.target.explained}".strip()
 
 
-@plan_table("Over groups")
+@plan_table("Over groups", still=True)
 def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups.
 
@@ -203,7 +205,7 @@ def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [*groups, Number("branch_accuracy", percent, "branch or model of the true group")])
 
 
-@plan_table("Other ways to predict")
+@plan_table("Other ways to predict", still=True)
 def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of other ways to combine models, a row per method with such ways; None without such methods.
 
@@ -214,7 +216,7 @@ def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [Number(summary.score, percent, "as the method predicts"), *numbers]) if ways else None
 
 
-@plan_table("More metrics")
+@plan_table("More metrics", still=True)
 def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of further metrics of the experiment, a row per method; None without any.
 

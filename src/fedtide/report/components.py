@@ -215,7 +215,7 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
     after, values = run.accuracy(view)
     out = np.full((int(cycles or 0), 2), np.nan)
     # An evaluation belongs to the round before it: of 200 rounds in two cycles the first has 1 to 100.
-    place = np.floor((after - 1) * (cycles or 0) / run.rounds)
+    place = np.floor((after - 1) * (cycles or 0) / max(run.rounds, 1))
     for cycle in range(len(out)):
         inside = values[place == cycle]
         if len(inside):

@@ -160,7 +160,9 @@ def _against(summary: Summary, method: MethodSummary) -> str:
     if pair is None or pair.difference.mean is None:
         return ""
     if pair.same_run:
-        return f" It is {SAME_RUN.format(pair.baseline)}."
+        return (
+            f" It is {SAME_RUN.format(pair.baseline)}." if summary.rounds else f" It is judged as {pair.baseline} is."
+        )
     return f" Against {pair.baseline} that is {points(pair.difference, signed=True)}{_doubt(pair.difference)}."
 
 
@@ -255,6 +257,7 @@ def setting(record: ExperimentRecord) -> str:
         judged_clients = {*record.runs[0].clients(record.clustered)["client"].to_pylist()}
         text += f", of whom {len(judged_clients)} are judged"
     text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
+    text += "" if experiment.rounds else "Nothing is trained: the models that methods begin with are judged. "
     if not record.real:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)

@@ -458,9 +458,11 @@ def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
         rounds: number of rounds of a run.
         stops: true if runs end at a target and may have fewer rounds.
 
-    >>> span_of(100, 384), span_of(1, 1), span_of(6, 6), span_of(6, 6, stops=True)
-    ('the last 100 rounds', 'the last round', 'the whole run', 'its last 6 rounds or fewer')
+    >>> span_of(100, 384), span_of(1, 1), span_of(6, 6), span_of(6, 6, stops=True), span_of(1, 0)
+    ('the last 100 rounds', 'the last round', 'the whole run', 'its last 6 rounds or fewer', 'the only evaluation')
     """
+    if not rounds:
+        return "the only evaluation"
     if window == 1:
         return "its last round" if stops else "the last round"
     return (

@@ -106,6 +106,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         if point.devices is None and "seconds" in {point.shift_of(method).clock for method in point.method}:
             allowed = "'rounds', or [devices], such as devices = 'steady'"
             raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
+        if point.rounds == 0:
+            _check_judging(point, where)
         if point.precision == "bf16":
             warn_of_bfloat(find_device(point.fleet.device))
         unstacked_here: dict[str, str] = {}
@@ -159,7 +161,7 @@ class _Tried:
 
 def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
-    seed, rounds = experiment.seeds[0], experiment.rounds
+    seed, rounds = experiment.seeds[0], experiment.length
     population = tried.population(experiment, method)
     built = build.built(experiment, method, seed, MemoryStore(None), population)
     population.check(rounds)
@@ -200,6 +202,18 @@ def check_kept(experiment: Experiment, judged: Sequence[View]) -> None:
         raise refused("keep.best", experiment.keep.best, "no table `keep`", because)
 
 
+def _check_judging(experiment: Experiment, where: str) -> None:
+    """Raise unless a study without rounds has models to judge, clients of one moment, and scores that are no secret."""
+    for method in experiment.method:
+        if method.init_from is None:
+            because = f"method '{method.name}' has no init_from, which names the model that is judged"
+            raise refused(f"{where}: rounds", 0, "1 or more", because)
+    if experiment.dated:
+        raise refused(f"{where}: rounds", 0, "1 or more on a calendar", "each round is a window of time")
+    if experiment.wire is not None and experiment.wire.privacy is not None:
+        raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
+
+
 def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> float:
     """Return epsilon of a private run, else 0, and add its sums to those known.
 
@@ -225,7 +239,7 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> fl
 def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
-    moment = Moment(0, experiment.rounds, 0.0)
+    moment = Moment(0, experiment.length, 0.0)
     pooled = {name: pool(torch.eye(2).log(), ids) for name, pool in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(metrics_for(TARGET_WORDS[experiment.data.target.kind])) :]:

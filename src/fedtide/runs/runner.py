@@ -165,7 +165,7 @@ class Run:
             elif until is not None and resumed[0].round >= until:
                 return
             shift = None if truth is None else self._save_shift(truth)
-            regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
+            regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.length)) is not None
             record = Record(
                 self.folder,
                 None if resumed is None else resumed[1],
@@ -196,7 +196,7 @@ class Run:
             check(population, file)
         if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in experiment.method)
-            save(population, path, rounds=experiment.rounds, cohort=largest, seconds=self._steady(population))
+            save(population, path, rounds=experiment.length, cohort=largest, seconds=self._steady(population))
         return path
 
     def _steady(self, population: Population) -> float | None:
@@ -337,6 +337,8 @@ def evaluated(
 ) -> Iterator[tuple[Step, Iterator[tuple[View, Scores, Tensor | None]] | None]]:
     """Play rounds, with the scores of the state (made as they are asked for) every so many rounds and after the last.
 
+    Without rounds the first state is judged, in a round -1 in which nothing is trained.
+
     Args:
         judge: of the algorithm, its fleet and the views.
         rounds: how many in all.
@@ -347,7 +349,9 @@ def evaluated(
     if every < 1 or rounds < 0:
         raise refused("rounds, eval_every", (rounds, every), "0 or more, 1 or more")
     if start is None:
-        start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=rounds)
+        start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=max(rounds, 1))
+        if rounds == 0:
+            yield Step(judge.fleet.moment, start.state, start.state, {}, start.seconds), judge.scores(start.state)
     for step in play(judge.algorithm, judge.fleet, start, seed=seed, rounds=rounds):
         done = step.moment.round + 1
         yield step, judge.scores(step.state) if done % every == 0 or done == rounds else None

@@ -100,8 +100,9 @@ class Owner:
         part, number, other = header.get("part", "test"), header["moment"]["round"], header.get("other", "")
         if part == "train" or not header.get("personal", True):
             return "it is judged on test and validation rows alone, with what it keeps"
-        if not 0 <= number < self.rounds:
-            return f"it is judged in rounds 0 to {self.rounds - 1}, and this is round {number}"
+        first = 0 if self.rounds else -1  # a study without rounds judges before the first
+        if not first <= number < self.rounds:
+            return f"it is judged in rounds {first} to {self.rounds - 1}, and this is round {number}"
         new = []
         for client in header["clients"]:
             models = self._judged.setdefault((client, number, part, other), set())

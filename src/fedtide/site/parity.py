@@ -86,6 +86,8 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     with ExitStack() as stack:
         server = stack.enter_context(server_of(copy, log))
         wait_for_server(copy, server)  # before that it would let no node in
+        rounds = copy.experiment.rounds
+        kills = kills and rounds > 0
         plan = [(min(1, rounds - 1), copy.roster.node[0].name), (min(2, rounds - 1), "")] if kills else []
         slow = [after for after, _ in plan]
         nodes = {
@@ -109,7 +111,8 @@ def make_rehearsal(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(site.authority, root / "authority")
     deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
-    changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
+    rounds = rounds if site.experiment.rounds else 0
+    changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": max(rounds, 1)})
     experiment = from_dict(resolved(changed), where=str(root), timed=False)
     digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
     nodes = []

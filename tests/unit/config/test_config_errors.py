@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path):
     for endless in (tmp_path / "pipe.toml", "/dev/zero"):
         with pytest.raises(FedtideError, match=f"{endless}: is a pipe or a device, allowed: a TOML file"):
             read(endless)
-    for content in (b"rounds = 3 # \xff\xfe\n", b'rounds = 0\n[[method]]\nalgorithm = "fedavg"\n'):
+    for content in (b"rounds = 3 # \xff\xfe\n", b'rounds = -1\n[[method]]\nalgorithm = "fedavg"\n'):
         path.write_bytes(content)
         with pytest.raises(FedtideError, match=rf"^{path}: ") as error:
             read(path)
