@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.wire import masks, shares
 from fedtide.wire.keys import library, shamir
-from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, recovered, unmasked
+from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, hidden, recovered, unmasked
 from fedtide.wire.shares import SEALED, deal, gather, needed
 from helpers.examples import examples
 
@@ -50,12 +50,14 @@ class Cohort:
         return recovered(CONTEXT, ABOUT.key, self.dealt, sorted(lost), sorted(self.peers.keys() - set(alive)), helpers)
 
 
-def cohort(nodes: list[int], rows: list[list[int]], context: Context = CONTEXT, masked: set[int] | None = None):
+def cohort(
+    nodes: list[int], rows: list[list[int]], context: Context = CONTEXT, masked: set[int] | None = None, fewest: int = 2
+):
     maskers = {name: Masker("run", f"node-{name}") for name in set(nodes)}
     at = {client: maskers[name] for client, name in enumerate(nodes)}
     names = {node.node: node.bundle.public for node in maskers.values()}
     peers = {client: node.bundle.public for client, node in at.items()}
-    dealt = {client: node.deal(context, client, names) for client, node in at.items()}
+    dealt = {client: node.deal(context, client, names, fewest) for client, node in at.items()}
     drawn = {client: each.public for client, each in dealt.items()}
     sent = {
         k: at[k].masked(context, k, torch.tensor(rows[k]), peers, ABOUT, PARTS, drawn)
@@ -73,7 +75,8 @@ def cohorts(draw: st.DrawFn):
     alive = draw(st.sets(st.sampled_from(clients), min_size=3))
     lost = draw(st.sets(st.sampled_from(sorted(alive)), min_size=1, max_size=len(alive) // 3))
     stay = alive - lost
-    assume(len({nodes[k] for k in stay}) >= needed(count))
+    assume(len({nodes[k] for k in stay}) >= needed(count, 2))
+    assume(hidden({k: nodes[k] for k in stay}, 2))
     return nodes, alive, lost, [draw(st.lists(WHOLE, min_size=3, max_size=3)) for _ in clients]
 
 
@@ -83,7 +86,7 @@ def test_the_sum_of_who_answered_comes_out_exactly_whoever_vanishes(drawn):
     """Of a third at most; some never answered, and so are not in the sum."""
     nodes, alive, lost, rows = drawn
     made = cohort(nodes, rows)
-    shown = made.shown(alive, lost, fewest=1)
+    shown = made.shown(alive, lost)
     vanished, wrong = made.recovered(alive, lost, shown)
     assert wrong == []
     opened = unmasked({k: made.sent[k] for k in alive}, shown, PARTS, vanished, (0, 1))
@@ -111,23 +114,23 @@ def test_seven_nodes_of_whom_one_vanishes_and_one_never_answered_by_hand():
 
 def test_shares_by_the_library_and_how_many_are_needed():
     keys = [bytes([place]) * 32 for place in range(100)]
-    sealed = deal(b"0123456789abcdef", keys)
+    sealed = deal(b"0123456789abcdef", keys, 67)
     assert len(sealed) == 100 * SEALED
     some = dict(list(enumerate(keys))[33:])
-    assert gather(sealed, some) == (b"0123456789abcdef", [])
+    assert gather(sealed, some, 67) == (b"0123456789abcdef", [])
     some.pop(99)
-    assert gather(sealed, some) == (None, [])
-    few = deal(b"0123456789abcdef", keys[:4])
+    assert gather(sealed, some, 67) == (None, [])
+    few = deal(b"0123456789abcdef", keys[:4], 3)
     opened = [
         (k + 1, shares._cipher(keys[k]).decrypt(bytes(12), few[SEALED * k : SEALED * (k + 1)], None)) for k in range(4)
     ]
     assert shamir().combine(opened[1:]) == b"0123456789abcdef"
     assert shamir().combine(opened[1:3]) != b"0123456789abcdef", "two of the three that are needed"
-    assert gather(few, {0: keys[0], 1: keys[2], 3: keys[3]}) == (None, [1])
-    assert gather(few, {0: keys[0], 1: keys[1], 2: keys[2], 3: keys[0]}) == (b"0123456789abcdef", [3])
+    assert gather(few, {0: keys[0], 1: keys[2], 3: keys[3]}, 3) == (None, [1])
+    assert gather(few, {0: keys[0], 1: keys[1], 2: keys[2], 3: keys[0]}, 3) == (b"0123456789abcdef", [3])
 
 
-def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[int]) -> tuple[bool, bool]:
+def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[int], fewest: int) -> tuple[bool, bool]:
     """Whether a server has a victim's b, and all that it shares with others, by what it tells these of the list.
 
     Some are told that the victim is in it and vanished, others that it never answered. Some help with all they have.
@@ -143,7 +146,7 @@ def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[in
         named = sorted(made.at) if told[k] == "in" else others
         for lost in ([], [victim] if told[k] == "in" else [next(j for j in others if j != k)]):
             try:
-                shown = made.at[k].show(CONTEXT, k, named, 2, (0,), lost)
+                shown = made.at[k].show(CONTEXT, k, named, fewest, (0,), lost)
             except FedtideError:
                 continue
             links |= {k for j in shown.links if j == victim}
@@ -151,20 +154,22 @@ def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[in
             keys |= {made.place(k): each for j, each in shown.keys.items() if j == victim}
     # The victim is told that it is in the list, and that these are left of it.
     left = 1 + sum(k in helping or told[k] == "in" for k in others)
-    seed = left >= needed(len(made.at)) or gather(said.seeds, seeds)[0] is not None
-    return seed, links == set(others) or gather(said.keys, keys)[0] is not None
+    seed = left >= said.needed or gather(said.seeds, seeds, said.needed)[0] is not None
+    return seed, links == set(others) or gather(said.keys, keys, said.needed)[0] is not None
 
 
-@pytest.mark.parametrize("count", [4, 5, 6])
-def test_a_server_and_fewer_nodes_than_are_said_never_have_both_secrets_of_a_client(count):
+@pytest.mark.parametrize(("count", "fewest"), [(4, 3), (5, 3), (6, 3), (6, 4), (3, 2), (7, 4)])
+def test_a_server_and_fewer_nodes_than_are_said_never_have_both_secrets_of_a_client(count, fewest):
     """Whatever lists it tells the others; and with one node more it has them, so the number is no smaller."""
-    least = count - 2 * (count // 3)
+    least = 2 * needed(count, fewest) - count
+    assert least >= fewest - 1, "as many can be in a list with one other client"
     for helping in (set(range(1, least)), set(range(1, least + 1))):
         honest = [k for k in range(1, count) if k not in helping]
         both = []
         for lists in product(("in", "out"), repeat=len(honest)):
-            made = cohort(list(range(count)), [[1, 1]] * count)
-            both.append(all(known_of(made, 0, dict(zip(honest, lists, strict=True)), helping)))
+            made = cohort(list(range(count)), [[1, 1]] * count, fewest=fewest)
+            told = dict(zip(honest, lists, strict=True))
+            both.append(all(known_of(made, 0, told, helping, fewest)))
         assert any(both) == (len(helping) == least)
 
 
@@ -191,9 +196,9 @@ def test_one_client_of_a_node_gives_its_shares():
         (range(6), [0], 2, "others than 0 in the list, each once"),
         (range(6), [1, 1], 2, "others than 0 in the list, each once"),
         (range(5), [5], 2, "others than 0 in the list, each once"),
-        (range(6), [1, 2, 3], 2, "found 3, allowed: a third of the clients of a sum, and of nodes, at most"),
-        (range(5), [1, 2], 2, "a third of the clients of a sum, and of nodes, at most"),
-        (range(6), [1, 2], 5, "found 4, allowed: 5 clients or more"),
+        (range(6), [1, 2, 3], 2, "found 3, allowed: at most a third of the sum, with clients of 4 nodes left"),
+        (range(5), [1, 2], 2, "at most a third of the sum, with clients of 4 nodes left"),
+        (range(6), [1, 2], 5, "found 2, allowed: at most a third of the sum, with clients of 5 nodes left"),
     ],
 )
 def test_what_a_node_gives_no_shares_for(alive, lost, fewest, words):
@@ -214,15 +219,15 @@ def test_a_sum_without_shares_is_opened_by_all_alone():
 def test_secrets_are_dealt_once_and_to_all_who_are_asked():
     made = cohort(list(range(6)), [[1, 1]] * 6, masked=set())
     names = {node.node: node.bundle.public for node in made.at.values()}
-    assert made.at[0].deal(CONTEXT, 0, names) == made.dealt[0], "a question that comes twice is answered as before"
+    assert made.at[0].deal(CONTEXT, 0, names, 2) == made.dealt[0], "a question that comes twice is answered as before"
     with pytest.raises(FedtideError, match="dealt once in a try"):
-        made.at[0].deal(CONTEXT, 0, dict(list(names.items())[:5]))
+        made.at[0].deal(CONTEXT, 0, dict(list(names.items())[:5]), 2)
     later = replace(CONTEXT, attempt="a.1")
-    with pytest.raises(FedtideError, match="found 3, allowed: as many as shares are for"):
-        made.at[0].deal(later, 0, dict(list(names.items())[:3]))
+    with pytest.raises(FedtideError, match="found 101, allowed: at most 100"):
+        made.at[0].deal(later, 0, {f"node-{k}": names["node-1"] for k in range(101)}, 2)
     drawn, x = {k: each.public for k, each in made.dealt.items()}, torch.tensor([1, 1])
-    made.at[0].deal(later, 0, dict(list(names.items())[:5]))
-    few = drawn | {0: made.at[0]._dealt[later, 0].said.public}
+    made.at[0].deal(later, 0, dict(list(names.items())[:5]), 2)
+    few = drawn | {0: made.at[0]._dealt[later, 0].dealing.public}
     with pytest.raises(FedtideError, match="dealt without some of those who are asked"):
         made.at[0].masked(later, 0, x, made.peers, drawn=few)
     with pytest.raises(FedtideError, match="dealt without some of those who are asked"):
@@ -235,7 +240,7 @@ def test_secrets_are_dealt_once_and_to_all_who_are_asked():
     for known in (made.at[0]._dealt,):
         known.clear()
     with pytest.raises(FedtideError, match="masked once"):
-        made.at[0].deal(CONTEXT, 0, names)
+        made.at[0].deal(CONTEXT, 0, names, 2)
 
 
 def test_a_wrong_share_is_found_and_the_sum_opens_by_the_others():
@@ -261,12 +266,12 @@ def test_shares_of_another_secret_are_found_and_open_nothing(kind):
     letter = {"seeds": "seed", "keys": "key"}[kind]
     keys = [made.at[other]._share(CONTEXT, letter, other, made.peers[k], made.peers[k]) for k in range(7)]
     said, rest = made.dealt[other], {k: each for k, each in made.dealt.items() if k != other}
-    made.dealt = rest | {other: replace(said, **{kind: deal(b"another secret!!", keys)})}
+    made.dealt = rest | {other: replace(said, **{kind: deal(b"another secret!!", keys, said.needed)})}
     assert made.recovered(range(6), [1], shown) == ({}, [Wrong(other, None)])
     # Those of another try open with no key of this one.
     later = replace(CONTEXT, attempt="a.1")
     names = {node.node: node.bundle.public for node in made.at.values()}
-    made.dealt[other] = made.at[other].deal(later, other, names)
+    made.dealt[other] = made.at[other].deal(later, other, names, 2)
     vanished, wrong = made.recovered(range(6), [1], shown)
     assert vanished == {}
     assert {each.place for each in wrong} == {made.place(k) for k in shown}
@@ -296,12 +301,12 @@ def test_no_key_for_a_sum_is_taken_that_its_node_did_not_sign():
     ec = library().hazmat.primitives.asymmetric.ec
     nodes = {k: Masker("run", f"node-{k}", ec.generate_private_key(ec.SECP384R1())) for k in range(4)}
     names = {node.node: node.bundle.public for node in nodes.values()}
-    dealt = {k: node.deal(CONTEXT, k, names) for k, node in nodes.items()}
+    dealt = {k: node.deal(CONTEXT, k, names, 2) for k, node in nodes.items()}
     drawn = {k: (each.public, each.signature) for k, each in dealt.items()}
     bundles = {k: (node.node, node.bundle) for k, node in nodes.items()}
     nodes[0].check_drawn(CONTEXT, drawn, bundles)
-    later = nodes[1].deal(replace(CONTEXT, attempt="a.1"), 1, names)
-    forged = Masker("run", "node-1").deal(CONTEXT, 1, names | {"node-1": Masker("run", "x").bundle.public})
+    later = nodes[1].deal(replace(CONTEXT, attempt="a.1"), 1, names, 2)
+    forged = Masker("run", "node-1").deal(CONTEXT, 1, names | {"node-1": Masker("run", "x").bundle.public}, 2)
     for wrong in ((forged.public, forged.signature), (forged.public, dealt[1].signature), drawn[2],
                   (later.public, later.signature)):  # fmt: skip
         with pytest.raises(FedtideError, match=r"^node 'node-1': its key for a sum is not signed"):
@@ -323,5 +328,5 @@ def test_tries_whose_secrets_are_kept_are_few():
     node = Masker("run", "node-0")
     names = {f"node-{k}": Masker("run", "x").bundle.public for k in range(1, 4)} | {"node-0": node.bundle.public}
     for number in range(masks.KEPT + 3):
-        node.deal(replace(CONTEXT, attempt=str(number)), 0, names)
+        node.deal(replace(CONTEXT, attempt=str(number)), 0, names, 2)
     assert len(node._dealt) == masks.KEPT

@@ -18,7 +18,7 @@ from fedtide.core.codec import parse
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.trees import Tree
 from fedtide.wire.masks import SEED, Bundle, Dealt, Shown
-from fedtide.wire.shares import HOLDERS, SEALED
+from fedtide.wire.shares import MOST, SEALED
 from fedtide.wire.vector import Form, Leaf
 
 
@@ -238,26 +238,32 @@ class DrawnHeader(Header):
     signature: Signature
 
 
+class DealtHeader(DrawnHeader):
+    """The same, and how many shares of its secrets give them back."""
+
+    needed: Annotated[int, Field(ge=1, le=MOST)]
+
+
 def dealt_tree(dealt: Dealt) -> dict[str, Any]:
-    """Return what a client deals before a sum as a message has it."""
+    """Return the shares of a client's secrets as a message has them: bytes in tensors."""
     shares = {name: torch.tensor(list(getattr(dealt, name)), dtype=torch.uint8) for name in ("digest", "seeds", "keys")}
-    return {"public": dealt.public, "signature": dealt.signature, **shares}
+    return {"public": dealt.public, "signature": dealt.signature, "needed": dealt.needed, **shares}
 
 
 def read_dealt(tree: Tree) -> Dealt:
-    """Return what a client deals before a sum (`fedtide.wire.masks.Dealt`).
+    """Return the shares of a client's secrets (`fedtide.wire.masks.Dealt`).
 
     Raises:
         FedtideError: the tree of its message is not that.
     """
-    if not isinstance(tree, dict) or set(tree) != {"public", "signature", "digest", "seeds", "keys"}:
-        raise refused("shares", tree, "public, signature, digest, seeds, keys")
-    drawn = read(DrawnHeader, {name: tree[name] for name in ("public", "signature")}, "key for a sum")
+    if not isinstance(tree, dict) or set(tree) != {"public", "signature", "needed", "digest", "seeds", "keys"}:
+        raise refused("shares", tree, "public, signature, needed, digest, seeds, keys")
+    header = read(DealtHeader, {name: tree[name] for name in ("public", "signature", "needed")}, "key for a sum")
     holders = tree["seeds"].numel() // SEALED if isinstance(tree["seeds"], Tensor) else 0
-    if not HOLDERS[0] <= holders <= HOLDERS[1]:
-        raise refused("shares", tree["seeds"], f"{SEALED} bytes for each of {HOLDERS[0]} to {HOLDERS[1]} nodes")
+    if not 1 <= holders <= MOST:
+        raise refused("shares", tree["seeds"], f"{SEALED} bytes for each of 1 to {MOST} nodes")
     seeds, keys = (_bytes_of(tree[name], holders * SEALED) for name in ("seeds", "keys"))
-    return Dealt(drawn.public, drawn.signature, _bytes_of(tree["digest"], SEED), seeds, keys)
+    return Dealt(header.public, header.signature, header.needed, _bytes_of(tree["digest"], SEED), seeds, keys)
 
 
 class MaskHeader(Header):

@@ -168,7 +168,7 @@ class Node:
             return answer, codec.to_bytes(dict.fromkeys(asked.clients, asdict(self.masker.bundle)))
         try:
             if isinstance(asked, DealHeader):
-                return answer, codec.to_bytes(deal(self.masker, asked))
+                return answer, codec.to_bytes(deal(self.masker, asked, self._fewest))
             return answer, codec.to_bytes(show(self.masker, asked, self._fewest, counted=self.wire.clip is None))
         except FedtideError as error:
             return _refusal(asked, error)
@@ -431,13 +431,19 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
     return None
 
 
-def deal(masker: Masker, asked: DealHeader) -> dict[int, Tree]:
-    """Return by client its key for a sum, and shares of its secrets for all nodes that are asked."""
+def deal(masker: Masker, asked: DealHeader, fewest: int) -> dict[int, Tree]:
+    """Return by client its key for a sum, and shares of its secrets for all nodes that are asked.
+
+    Args:
+        masker: draws the secrets.
+        asked: the question.
+        fewest: how many clients there must be in a sum.
+    """
     dealt = {}
     for client in asked.clients:
         peers = asked.mask.peers[_slot(asked, client)]
         nodes = {name: asked.mask.keys[name].public for name in peers.values()}
-        dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes))
+        dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes, fewest))
     return dealt
 
 

@@ -34,7 +34,7 @@ from fedtide.wire.masks import (
     unmasked,
 )
 from fedtide.wire.pipeline import Opening
-from fedtide.wire.shares import SEALED, needed
+from fedtide.wire.shares import MOST, SEALED, needed
 from fedtide.wire.vector import BITS
 
 Closed = Mapping[int, tuple[int, int]]
@@ -102,7 +102,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Dealing:
-    """What is said of a try before answers are masked.
+    """The preparation of a try, before answers are masked.
 
     Args:
         mask: how they are, in plain JSON.
@@ -217,18 +217,19 @@ class MaskedSums:
         return all(self._lists[key] == members for key, members in lists.items())
 
     def _deal(self, ask: Ask, until: float) -> tuple[Ask, Dealing | None]:
-        """Have clients deal shares before a try, in slots with enough nodes.
+        """Have clients deal shares before a try, in slots of which nodes may then vanish.
 
         It is no work, and has a quarter of the time.
 
         Returns:
-            The question to those that did, or have to deal none; and what they dealt, None if a node was started again,
-            of which others have to know.
+            The question to those that did, or have to deal none. The shares; None if a node was started again, so that
+            others have to know its new key.
         """
         self._tries += 1
         node_of, mask, now = self.mail.node_of, self._mask(ask), self.mail.clock.monotonic()
+        fewest = self.mail.vectors.wire.fewest
         nodes = {slot: sorted({node_of[client] for client in ids}) for slot, ids in by_slot(ask).items()}
-        holders = {slot: names for slot, names in nodes.items() if needed(len(names)) is not None}
+        holders = {slot: names for slot, names in nodes.items() if needed(len(names), fewest) < len(names) <= MOST}
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
         if not slot_of:
             return ask, Dealing(mask)
@@ -239,16 +240,16 @@ class MaskedSums:
             self.mail.forget("deal", client)
             if (answer := answers.get(client)) is None:
                 continue
-            self._unmet[client], said, name = answer.word, answer.content, node_of[client]
+            self._unmet[client], dealt_shares, name = answer.word, answer.content, node_of[client]
             if answer.word == REFUSED + STALE:
                 stale.append(client)
                 self._unmet[client] = UNOPENED
-            elif answer.word == ANSWERED and len(said.seeds) != SEALED * len(holders[slot]):
+            elif answer.word == ANSWERED and len(dealt_shares.seeds) != SEALED * len(holders[slot]):
                 self._unmet[client] = f"{REFUSED}its shares are not for the nodes that are asked"
             elif answer.word == ANSWERED:
-                key = Bundle(said.public, self._keys[name].identity, said.signature)
+                key = Bundle(dealt_shares.public, self._keys[name].identity, dealt_shares.signature)
                 if self.signed(name, key, *self._context(ask, slot, mask).about(client)):
-                    dealt[client] = said
+                    dealt[client] = dealt_shares
                     del self._unmet[client]
                 else:
                     self._unmet[client] = UNSIGNED
@@ -333,7 +334,7 @@ class MaskedSums:
         wanted = max(fewest, *(this.answers[client].fewest for client in ids))
         return (
             slot in this.dealing.holders
-            and enough_left(node_of, set(ids), stay, len(this.dealing.holders[slot]))
+            and enough_left(node_of, set(ids), stay, needed(len(this.dealing.holders[slot]), wanted))
             and len(stay) >= wanted
             and hidden({client: node_of[client] for client in stay}, wanted)
         )
@@ -355,13 +356,13 @@ class MaskedSums:
                 answer = answers.get(client)
                 if answer is None or answer.word != ANSWERED:
                     continue
-                said, helps = answer.content, client in helpers and lost[slot]
+                content, helps = answer.content, client in helpers and lost[slot]
                 if (
-                    len(said.sealed) == SEED * len(parts[slot])
-                    and said.opens.keys() == left - {client}
-                    and said.links.keys() == gone
-                    and said.seeds.keys() == set(lost[slot] if helps else ())
-                    and said.keys.keys() == (gone if helps else set())
+                    len(content.sealed) == SEED * len(parts[slot])
+                    and content.opens.keys() == left - {client}
+                    and content.links.keys() == gone
+                    and content.seeds.keys() == set(lost[slot] if helps else ())
+                    and content.keys.keys() == (gone if helps else set())
                 ):
                     opened.add(client)
         return opened
@@ -388,12 +389,12 @@ class MaskedSums:
         vanished, wrong = recovered(context, key, this.dealing.dealt, new, gone, gave)
         this.vanished.update(vanished)
         words = dict[int, str]()
-        for each in wrong:
-            if each.place is None:
-                words[each.client] = f"{LOST}its shares are not of the secret that it dealt"
+        for fault in wrong:
+            if fault.place is None:
+                words[fault.client] = f"{LOST}its shares are not of the secret that it dealt"
             else:
-                said = f"its share of a secret of client {each.client} does not open; one of the two nodes sent another"
-                words[helpers[each.place]] = f"{LOST}{said}"
+                what = f"its share of a secret of client {fault.client} does not open"
+                words[helpers[fault.place]] = f"{LOST}{what}; one of the two nodes sent another"
         this.wrong.update(words)
         return {} if vanished else this.lost | words
 

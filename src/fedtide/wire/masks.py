@@ -14,21 +14,22 @@ parts to open, and clients send the seeds of these alone. Other parts stay maske
 No client ever sends both b_i and all s_ij, if all clients receive the same list. So b_i is sealed with secrets that
 every other client sends for its own list, and its own parts. Nothing opens if these differ.
 
-A client of the list may vanish between the messages. Where enough nodes are asked (`fedtide.wire.shares`), a message
-goes before the first: each client draws a key for this sum, of which s_ij are then made, and deals shares of this key
-and of b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the
-list they give their shares of its key, with which the server makes what it shared with those that vanished. The others
-seal b_i anew, among those that are left.
+A client of the list may vanish between the messages. Where that may be (`fedtide.wire.shares`), a message goes before
+the first. Each client draws a key for this sum, and all s_ij are made of these keys. It deals shares of the key and of
+b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the list
+they give their shares of its key: so the server makes all s_ij of the two. The others seal b_i anew, among those that
+are left.
 
-A node gives its shares for one list of a try alone, so never of both secrets of a client. Of n nodes a server needs
-n - 2 * floor(n/3) that give both. It needs as many to have b_i unsealed with one list and the key of i with another.
+A node gives its shares for one list of a try alone, so never of both secrets of a client. If t of n nodes are needed, a
+server that has both needs 2t - n nodes that give both. It needs as many to have b_i unsealed with one list and the key
+of i with another. They are never fewer than those that can learn as much without shares.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
 So a node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
-one. A client that vanished knows no list, and may be in one more. That a third of a list vanishes at most, and those
-who are left are `fewest`, keeps the sums of such lists from telling of fewer clients: a list that takes others out of
-a sum had twice as many of its own open it.
+one. A client that vanished knows no list, and may be in one more. At most a third of a list may vanish, and `fewest`
+must be left. So the sums of such lists tell of no fewer clients: to take others out of a sum takes a list that twice as many
+opened.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
@@ -54,7 +55,7 @@ from torch import Tensor
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError, refused
 from fedtide.wire.keys import key_stream, library, sign, spell_public, verify_signature
-from fedtide.wire.shares import SECRET, deal, gather, needed
+from fedtide.wire.shares import MOST, SECRET, deal, gather, needed
 
 SEED = 32
 """Bytes of every secret."""
@@ -107,7 +108,7 @@ class Context:
         return _plain("fedtide", purpose, self.run, *self.version, self.slot, self.attempt, *more)
 
     def about(self, client: int) -> tuple[object, ...]:
-        """Return what a client's key for the sum is signed for."""
+        """Return the content of the signature of a client's key for the sum, beside this key."""
         return *self.version, self.slot, self.attempt, client
 
 
@@ -129,11 +130,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What a client says of its secrets for one sum before it is masked, so that others can open it without the client.
+    """Shares of a client's secrets for one sum, dealt before it is masked: others can open it without the client.
 
     Args:
         public: of its key for the sum, 64 hexadecimal digits.
         signature: by the registered key of its node, of `public` and the sum, in hexadecimal digits.
+        needed: how many shares give a secret back.
         digest: of the secret of its b.
         seeds: shares of that secret, sealed for each node that was asked, in the order of their names.
         keys: shares of the secret of its key, likewise.
@@ -141,6 +143,7 @@ class Dealt:
 
     public: str
     signature: str
+    needed: int
     digest: bytes
     seeds: bytes
     keys: bytes
@@ -231,7 +234,7 @@ class Masker:
     ) -> None:
         self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
         self.run, self.node, self._trusts, self._identity = run, node, trusts, identity
-        self.bundle = Bundle(self._key.public_key().public_bytes_raw().hex())
+        self.bundle = Bundle(_public(self._key))
         if identity is not None:
             signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
             self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
@@ -287,16 +290,17 @@ class Masker:
             ):
                 raise FedtideError(f"node '{node}': its key for a sum is not signed by its registered key")
 
-    def deal(self, context: Context, client: int, nodes: Mapping[str, str]) -> Dealt:
+    def deal(self, context: Context, client: int, nodes: Mapping[str, str], fewest: int) -> Dealt:
         """Draw a client's secrets for a sum, and share them.
 
         Args:
             context: which sum.
             client: a client of this node.
             nodes: by name of each node that is asked, its public key.
+            fewest: clients below which no sum is opened.
 
         Raises:
-            FedtideError: they were dealt to others, there are too few nodes, or the client has masked the sum before.
+            FedtideError: they were dealt to others, there are too many, or the client has masked the sum before.
         """
         holders = tuple(nodes[name] for name in sorted(nodes))
         entry = self._dealt.get((context, client))
@@ -304,23 +308,25 @@ class Masker:
             raise FedtideError("a sum is masked once in a try")
         if entry is not None and entry.holders != holders:
             raise FedtideError("secrets of a sum are dealt once in a try")
-        if needed(len(holders)) is None:
-            raise refused("nodes to deal shares to", len(holders), "as many as shares are for")
+        if len(holders) > MOST:
+            raise refused("nodes to deal shares to", len(holders), f"at most {MOST}")
         if entry is None:
             seed, key = secrets.token_bytes(SECRET), secrets.token_bytes(SECRET)
             private = _private_key(key, context, client)
-            public = private.public_key().public_bytes_raw().hex()
+            public = _public(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
-            said = Dealt(
+            enough = needed(len(holders), fewest)
+            dealing = Dealt(
                 public,
                 "" if self._identity is None else sign(self._identity, about),
+                enough,
                 derived(seed, context.info("digest", client)),
-                *(deal(secret, [self._share(context, kind, client, holder, holder) for holder in holders])
+                *(deal(secret, [self._share(context, kind, client, holder, holder) for holder in holders], enough)
                   for kind, secret in (("seed", seed), ("key", key))),
             )  # fmt: skip
-            entry = self._dealt[context, client] = _Deal(said, private, _seed(seed, context, client), holders)
+            entry = self._dealt[context, client] = _Deal(dealing, private, _seed(seed, context, client), holders)
             _forget_oldest(self._dealt)
-        return entry.said
+        return entry.dealing
 
     def masked(
         self,
@@ -344,8 +350,8 @@ class Masker:
             drawn: by the same clients, their public keys for this sum, if shares of them were dealt.
 
         Raises:
-            FedtideError: it was masked for this try before, with other numbers or among others; or its key for this sum
-                is another one, or was dealt without the nodes of some of these clients.
+            FedtideError: it was masked for this try before, with other numbers or among others. Or its key for this sum
+                is another one, or some of these nodes have no shares of it.
         """
         total = vector.numpy().view(np.uint64).copy()
         keys = peers if drawn is None else drawn
@@ -358,7 +364,7 @@ class Masker:
             agreed, seed, holders = self._secret, secrets.token_bytes(SEED), 0
             if drawn is not None:
                 mine = self._dealt.get((context, client))
-                if mine is None or drawn.get(client) != mine.said.public:
+                if mine is None or drawn.get(client) != mine.dealing.public:
                     raise FedtideError(STALE)
                 if drawn.keys() != peers.keys() or not set(peers.values()) <= set(mine.holders):
                     raise FedtideError("its key for this sum was dealt without some of those who are asked")
@@ -414,24 +420,24 @@ class Masker:
                 raise FedtideError("no shares were dealt of this sum, so all of its clients have to open it")
             if client not in stay or not set(lost) <= named or len(set(lost)) != len(lost):
                 raise refused("clients that vanished", sorted(lost), f"others than {client} in the list, each once")
-            if not enough_left(entry.peers, named, stay, entry.holders):
-                raise refused(
-                    "clients that vanished", len(lost), "a third of the clients of a sum, and of nodes, at most"
-                )
+            if not enough_left(entry.peers, named, stay, enough := needed(entry.holders, fewest)):
+                but = f"at most a third of the sum, with clients of {enough} nodes left"
+                raise refused("clients that vanished", len(lost), but)
             gone = entry.peers.keys() - named
         if len(stay) < fewest:
             raise refused("sum to open", len(stay), f"{fewest} clients or more")
         if not hidden({peer: entry.peers[peer] for peer in stay}, fewest):
             raise FedtideError(ALONE)
         others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
-        told = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
+        told_digest = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
         if self._lists_of.setdefault(context, digest) != digest:
             raise FedtideError(ONE_LIST)
         self._name(entry.about, client, digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(
-                self._secret(entry.peers[other]), context.info("open", entry.about.key, told, *parts, owner, helper)
+                self._secret(entry.peers[other]),
+                context.info("open", entry.about.key, told_digest, *parts, owner, helper),
             )
 
         def shares(kind: str, dealers: Collection[int]) -> dict[int, bytes]:
@@ -472,7 +478,7 @@ class Masker:
         return self._shared[key]
 
     def _share(self, context: Context, kind: str, client: int, holder: str, other: str) -> bytes:
-        """Return what seals the share of a client's secret that a holder has; `other` is the other one's key."""
+        """Return the key that seals a holder's share of a client's secret; `other` is the public key of the other."""
         return derived(self._secret(other), context.info("share", kind, client, holder))
 
 
@@ -483,6 +489,11 @@ def _exchange(private: Any, public: str) -> bytes:
     except ValueError:
         raise FedtideError("a key for masks is none") from None
     return secret
+
+
+def _public(private: Any) -> str:
+    public: str = private.public_key().public_bytes_raw().hex()
+    return public
 
 
 def _private_key(secret: bytes, context: Context, client: int) -> Any:
@@ -497,7 +508,7 @@ def _seed(secret: bytes, context: Context, client: int) -> bytes:
 
 
 def _link_seed(secret: bytes, context: Context, key: str, i: int, j: int) -> bytes:
-    """Return what two clients share, from the secret of their keys and what they were asked."""
+    """Return the seed of two clients' mask, from the secret of their keys and what they were asked."""
     return derived(secret, context.info("mask", key, *sorted((i, j))))
 
 
@@ -523,23 +534,22 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
 
 
-def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], nodes: int) -> bool:
+def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int) -> bool:
     """Tell whether so many clients of a list are left that their nodes' shares open its sum.
 
     Args:
         holders: of each client that was asked.
         named: clients of the list.
         stay: those of them that are left.
-        nodes: how many have shares.
+        enough: how many shares give a secret back.
 
     >>> asked = dict(enumerate("aabcdef"))
-    >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 6) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
+    >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 4) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
     [True, False]
-    >>> enough_left(asked, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, 6)
+    >>> enough_left(asked, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, 4)
     False
     """
-    enough = needed(nodes)
-    return enough is not None and len({holders[k] for k in stay}) >= enough and 3 * len(named - stay) <= len(named)
+    return len({holders[k] for k in stay}) >= enough and 3 * len(named - stay) <= len(named)
 
 
 def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
@@ -585,9 +595,9 @@ class _Sum:
 
 @dataclass(repr=False)
 class _Deal:
-    """What a client said of its secrets for a sum, these secrets, and the keys of the nodes that have shares."""
+    """The secrets of a client for a sum, its shares of them, and the keys of the nodes that have shares."""
 
-    said: Dealt
+    dealing: Dealt
     private: Any
     seed: bytes
     holders: tuple[str, ...]
@@ -608,7 +618,7 @@ class Vanished:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What came in place of a share.
+    """A share that does not count.
 
     Args:
         client: of whose secret.
@@ -639,40 +649,35 @@ def recovered(
     """
     wrong = list[Wrong]()
 
-    def secret(client: int, sealed: bytes, keys: dict[int, bytes], right: Callable[[bytes], bool]) -> bytes | None:
-        result, places = gather(sealed, keys)
+    def gather_right(client: int, kind: str, is_right: Callable[[bytes], bool]) -> bytes | None:
+        """Return the secret of a client's b, or of its key, if shares give the one that it said."""
+        dealing = dealt[client]
+        sealed = dealing.seeds if kind == "seed" else dealing.keys
+        keys = {place: (helper.seeds if kind == "seed" else helper.keys)[client] for place, helper in shown.items()}
+        secret, places = gather(sealed, keys, dealing.needed)
         wrong.extend(Wrong(client, place) for place in places)
-        if result is not None and not right(result):
+        if secret is not None and not is_right(secret):
             wrong.append(Wrong(client, None))
-            return None
-        return result
+            secret = None
+        return secret
 
-    def digest(client: int, seed: bytes) -> bool:
-        return derived(seed, context.info("digest", client)) == dealt[client].digest
+    def is_seed(client: int, secret: bytes) -> bool:
+        return derived(secret, context.info("digest", client)) == dealt[client].digest
 
-    def public(client: int, secret: bytes) -> bool:
-        made: str = _private_key(secret, context, client).public_key().public_bytes_raw().hex()
-        return made == dealt[client].public
+    def is_key(client: int, secret: bytes) -> bool:
+        return _public(_private_key(secret, context, client)) == dealt[client].public
 
-    def gathered(kind: str, client: int) -> bytes | None:
-        """Return the secret of a client's b, or of its key."""
-        if kind == "seed":
-            given = {place: each.seeds[client] for place, each in shown.items()}
-            return secret(client, dealt[client].seeds, given, lambda seed: digest(client, seed))
-        given = {place: each.keys[client] for place, each in shown.items()}
-        return secret(client, dealt[client].keys, given, lambda key: public(client, key))
-
-    seeds = {client: gathered("seed", client) for client in lost}
-    keys = {client: gathered("key", client) for client in gone}
-    if None in seeds.values() or None in keys.values():
+    seeds = {client: gather_right(client, "seed", partial(is_seed, client)) for client in lost}
+    secret_keys = {client: gather_right(client, "key", partial(is_key, client)) for client in gone}
+    if None in seeds.values() or None in secret_keys.values():
         return {}, wrong
-    private = {client: _private_key(each, context, client) for client, each in keys.items() if each is not None}
+    private = {k: _private_key(secret, context, k) for k, secret in secret_keys.items() if secret is not None}
     return {
         v: Vanished(
-            _seed(seed, context, v),
+            _seed(secret, context, v),
             {k: _link_seed(_exchange(private[k], dealt[v].public), context, key, v, k) for k in gone},
         )
-        for v, seed in seeds.items() if seed is not None
+        for v, secret in seeds.items() if secret is not None
     }, wrong  # fmt: skip
 
 
@@ -692,12 +697,12 @@ def unmasked(
         vanished: secrets of the others in the list.
         numbers: those of the parts, of which secrets of the others are made.
     """
-    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in shown if other != i))).update(each.sealed)
-             for i, each in shown.items()}  # fmt: skip
-    links = {i: each.links for i, each in shown.items()}
-    for i, each in (vanished or {}).items():
-        seeds[i] = _seeds(each.seed, numbers)
-        links[i] = {k: _seeds(secret, numbers) for k, secret in each.links.items()}
+    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in shown if other != i))).update(shown[i].sealed)
+             for i in shown}  # fmt: skip
+    links = {i: shown[i].links for i in shown}
+    for i, lost in (vanished or {}).items():
+        seeds[i] = _seeds(lost.seed, numbers)
+        links[i] = {k: _seeds(secret, numbers) for k, secret in lost.links.items()}
     sums = []
     for number, part in enumerate(parts):
         seed = slice(SEED * number, SEED * (number + 1))

@@ -19,6 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
+from fedtide.remote import opening
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.messages import (
     KeyHeader,
@@ -36,7 +37,7 @@ from fedtide.remote.opening import Opened
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
-from fedtide.wire import masks, shares
+from fedtide.wire import masks
 from fedtide.wire.masks import SEED, Dealt, Masker, Shown
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Wire
@@ -199,7 +200,7 @@ def test_a_node_that_dealt_wrong_shares_and_vanished_is_named_and_no_sum_is_wron
 
     def lying(*given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(masks, "deal", lambda secret, keys: made(bytes(16), keys))
+            patch.setattr(masks, "deal", lambda secret, keys, enough: made(bytes(16), keys, enough))
             return deals(*given)
 
     monkeypatch.setattr(masker, "deal", lying)
@@ -230,7 +231,7 @@ def test_bytes_of_shares_are_counted_and_within_the_bounds_of_a_message(tmp_path
     asked(host, fleet, torch.arange(6))
     ups = [len(each.payload) for each in fleet.carrier.came if each.node == "node-0"]
     assert fleet.record.asks[0]["nodes"]["node-0"]["up"] == sum(ups)
-    most = Dealt("0" * 64, "00" * 200, bytes(SEED), bytes(SEALED * 100), bytes(SEALED * 100))
+    most = Dealt("0" * 64, "00" * 200, 67, bytes(SEED), bytes(SEALED * 100), bytes(SEALED * 100))
     assert len(codec.to_bytes({1: dealt_tree(most)})) < ROOM
     assert read_dealt(codec.decode_message(codec.to_bytes(dealt_tree(most)))) == most
 
@@ -238,15 +239,16 @@ def test_bytes_of_shares_are_counted_and_within_the_bounds_of_a_message(tmp_path
 BAD_DEALS: dict[str, list[Any]] = {
     "public": [None, "0" * 63, "G" * 64, 5],
     "signature": [None, "0", "00" * 201],
+    "needed": [None, 0, 101, 4.0, True],
     "digest": [None, torch.zeros(31, dtype=torch.uint8), torch.zeros(32), "00" * 32],
-    "seeds": [None, torch.zeros(3 * 32, dtype=torch.uint8), torch.zeros(101 * 32, dtype=torch.uint8), bytes(160).hex()],
+    "seeds": [None, torch.zeros(31, dtype=torch.uint8), torch.zeros(101 * 32, dtype=torch.uint8), bytes(160).hex()],
     "keys": [None, torch.zeros(4 * 32, dtype=torch.uint8), torch.zeros(5, 32, dtype=torch.uint8), torch.zeros(160)],
 }
 
 
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, all_ in BAD_DEALS.items() for value in all_])
 def test_what_are_no_shares_is_refused(place, value):
-    made = dealt_tree(Dealt("0" * 64, "", bytes(SEED), bytes(SEALED * 5), bytes(SEALED * 5)))
+    made = dealt_tree(Dealt("0" * 64, "", 4, bytes(SEED), bytes(SEALED * 5), bytes(SEALED * 5)))
     assert read_dealt(made).seeds == bytes(SEALED * 5)
     for wrong in (
         made | {place: value},
@@ -323,7 +325,7 @@ def test_a_second_list_of_clients_is_not_asked_to_open_the_same_sum(tmp_path):
 
 @pytest.mark.parametrize("kind", ["unmask", "ask"])
 def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(shares, "HOLDERS", (100, 100))  # else the others open it with their shares
+    monkeypatch.setattr(opening, "MOST", 0)  # else the others open it with their shares
     host, fleet, _ = fleet_of(tmp_path)
     fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-2"]
 
@@ -378,10 +380,10 @@ def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypa
         assert waited <= took < waited + 0.1, kind
 
 
-@pytest.mark.parametrize(("least", "again"), [(100, True), (4, False)])
-def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path, least, again, monkeypatch):
+@pytest.mark.parametrize(("most", "again"), [(0, True), (100, False)])
+def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path, most, again, monkeypatch):
     """By another try, or by the shares of the others."""
-    monkeypatch.setattr(shares, "HOLDERS", (least, 100))
+    monkeypatch.setattr(opening, "MOST", most)
     host, fleet, trained = fleet_of(tmp_path)
     whole = asked(host, fleet, torch.arange(6))
     host, fleet, trained = fleet_of(tmp_path / "b")
@@ -438,7 +440,7 @@ def question(fleet: Any, kind: str) -> Any:
         ("unmask", {"alive": {"0": [1, 2, 3]}}, "allowed: clients that were asked, 0 among them"),
         ("unmask", {"mask.attempt": "another"}, "its key for masks is another than the server knows"),
         ("unmask", {"lost": {"0": [0]}}, "allowed: others than 0 in the list, each once"),
-        ("unmask", {"lost": {"0": [1, 2, 3]}}, "allowed: a third of the clients of a sum, and of nodes, at most"),
+        ("unmask", {"lost": {"0": [1, 2, 3]}}, "allowed: at most a third of the sum, with clients of 4 nodes left"),
         ("deal", {"mask.peers": {"0": {"0": "node-0", "1": "node-1"}}}, "a sum of 2 clients is not masked; allowed: 3"),
         ("deal", {"mask.keys": {}}, "the server does not say who else is asked"),
         ("deal", {"mask.peers": {"0": {str(k): f"node-{k}" for k in range(5)}}}, "are dealt once in a try"),
@@ -501,7 +503,7 @@ def test_a_question_under_another_number_is_not_opened_for_another_list(tmp_path
 
 @pytest.mark.parametrize("spoiled", ["opens", "sealed"])
 def test_a_node_that_opens_nothing_costs_the_sum_and_not_the_server(tmp_path, spoiled, monkeypatch):
-    monkeypatch.setattr(shares, "HOLDERS", (100, 100))
+    monkeypatch.setattr(opening, "MOST", 0)
     host, fleet, _ = fleet_of(tmp_path)
     masker = fleet.carrier.nodes["node-1"].masker
     shows = masker.show
