@@ -29,6 +29,7 @@ from fedtide.fields.types import (
 )
 from fedtide.wire.clip import Adaptive, Clip
 from fedtide.wire.pipeline import FEWEST, Wire
+from fedtide.wire.scores import BOUNDS
 
 # -- [fleet] -----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +237,8 @@ class Privacy(Strict):
         times: rounds that a client answers in, at most; None means as many as the distance allows. Without `distance`
             and `times`, plain noise and a uniform or poisson cohort gain by the chance not to be drawn, if that is a
             gain.
+        scores: what all evaluations together may say of a client, at most, on top of `epsilon`. Then clients' scores
+            are sums with noise, and all choices are made by these. None: scores are exact and in no budget.
     """
 
     epsilon: Positive | None = None
@@ -247,11 +250,13 @@ class Privacy(Strict):
     noise: Literal["plain", "banded"] = "plain"
     distance: Count | None = None
     times: Count | None = None
+    scores: Positive | None = None
 
     @property
     def step(self) -> Clip:
         """The clients' step."""
-        return Clip(self.clip, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
+        bounds = self.clip if self.scores is None else {**self.clip, **BOUNDS}
+        return Clip(bounds, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
 
     @model_validator(mode="after")
     def _check(self) -> "Privacy":
@@ -291,7 +296,9 @@ class WireSettings(Strict):
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
-        return Wire(self.secure, self.fewest, None if self.privacy is None else self.privacy.step)
+        if self.privacy is None:
+            return Wire(self.secure, self.fewest)
+        return Wire(self.secure, self.fewest, self.privacy.step, scores=self.privacy.scores is not None)
 
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
 from fedtide.fleets.devices import samples_of
 from fedtide.learn.local import question_cost
+from fedtide.wire.ledger import Ledger
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -36,8 +37,12 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 
 
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
-    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal)."""
-    return line["scores"][view].get("rows") if "window" in line else None
+    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal).
+
+    Of sums of clients it is the number of clients.
+    """
+    entry = line["scores"][view]
+    return entry.get("rows", entry.get("clients")) if "window" in line else None
 
 
 def weight_in(line: Mapping[str, Any], view: str) -> float | None:
@@ -79,7 +84,7 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
         **clustering(judge, cost),
         **samples(truth, step, judge),
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
-        **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon(), **fleet.ledger.draws}),
+        **({} if fleet.ledger is None else what_is_spent(fleet.ledger, step.moment.round)),
         **shares(truth, step, participants),
         **branches(truth, trained),
         **blends(truth, step, trained),
@@ -89,6 +94,11 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def what_is_spent(ledger: Ledger, number: int) -> dict[str, Any]:
+    """Return what was spent of the privacy of any one client up to a round, and how participants are drawn."""
+    return {"epsilon": ledger.spent(number), **ledger.draws(number)}
 
 
 def clustering(judge: Judge, cost: Mapping[str, Cost]) -> dict[str, Any]:

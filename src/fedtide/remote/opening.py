@@ -103,12 +103,12 @@ class MaskedSums:
 
     Args:
         mail: sends questions and receives answers.
-        offer: receives the round and the clients that are asked to open a sum, before they are asked.
+        offer: receives the question to the clients that are asked to open its sums, before they are asked.
         signed: tells whether a key is signed by the registered one of its node; others would refuse to mask with it.
     """
 
     mail: Mailbox
-    offer: Callable[[int, frozenset[int]], None]
+    offer: Callable[[Ask], None]
     signed: Callable[[str, Bundle], bool]
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
@@ -147,7 +147,7 @@ class MaskedSums:
             if not self._names_the_same(alive):
                 break
             asked, named_before = alive, clients
-            self.offer(ask.version[0], clients)
+            self.offer(alive)
             sums, why, closed = self._open_parts(Try(here, alive, answers, mask, end))
             if not self._forget_keys(why):
                 return replace(self._checked(ask, alive, sums), closed=closed)

@@ -27,9 +27,8 @@ from pydantic import Field
 from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
 from fedtide.fields.types import Count, Flag, Positive, Strict, spelled
+from fedtide.wire.scores import SCORE, is_score
 
-SCORE = "score"
-"""Name of the question that judges what was sent on the clients' own rows."""
 COLUMNS = ("choice", "weights", "density")
 """Columns of an evaluation that a policy can hide, beside `others` by their names."""
 
@@ -75,7 +74,7 @@ class Policy(Strict):
         >>> Policy(reveals=(), fewest=3).refuses({"kind": "ask", "question": "train", "reveal": ["utility"]})
         "its owner does not reveal 'utility'; allowed: nothing"
         """
-        question = SCORE if header.get("kind") == SCORE else header["question"]
+        question = SCORE if header.get("kind") == SCORE or is_score(header["question"]) else header["question"]
         return self.objection(question, header.get("reveal", ()), header.get("members", 0))
 
     def objection(self, question: str, reveal: Any, members: int | None = None) -> str | None:

@@ -28,7 +28,7 @@ from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
-from fedtide.runs.privacy import check_delta, plan_of, sums_of
+from fedtide.runs.privacy import check_delta, ledger_with, plan_of, sums_of
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -209,8 +209,10 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> fl
     with within(f"method '{method.name}'"):
         for form in forms[key]:
             check_form(form, privacy.clip)
-        epsilon = plan_of(privacy, experiment, method, host).epsilon(privacy.multiplier or 1.0, privacy.delta)
-    return privacy.epsilon or epsilon
+        plan = plan_of(privacy, experiment, method, host)
+        if privacy.scores is not None:
+            return ledger_with(privacy, plan, experiment, host.algorithm).whole
+        return privacy.epsilon or plan.epsilon(privacy.multiplier or 1.0, privacy.delta)
 
 
 def _try_metrics(experiment: Experiment) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtide.cohorts import Poisson, Uniform
 from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
-from fedtide.core.base import Moment
+from fedtide.core.base import Algorithm, Moment
 from fedtide.core.errors import refused, unknown, within
 from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
@@ -112,11 +112,37 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
-def ledger_with(privacy: Privacy, plan: Plan, path: Path | None = None) -> Ledger:
+def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:
+    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows.
+
+    Raises:
+        FedtideError: the experiment wants numbers of scores that no sum of accuracies tells.
+    """
+    wanted = {"metrics": experiment.metrics, "references": experiment.references}
+    for key, names in wanted.items():
+        if names:
+            raise refused(key, [getattr(name, "kind", name) for name in names], "none with wire.privacy.scores")
+    if experiment.score != "accuracy":
+        raise refused("wire.privacy.scores", experiment.score, "targets of classes, whose accuracy is 0 to 1")
+    split = experiment.data.split
+    parts = {"train_clients": split.test != 0, "val": split.val != 0}
+    named = [name for name in experiment.eval_splits or parts if parts.get(name)]
+    uses = 1 + len(algorithm.others)
+    times = math.ceil(experiment.rounds / experiment.eval_every)
+    return Plan(experiment.rounds, times, releases=max(len(named), 1) * uses)
+
+
+def ledger_with(
+    privacy: Privacy, plan: Plan, experiment: Experiment, algorithm: Algorithm, path: Path | None = None
+) -> Ledger:
     """Return the ledger of a plan, with the noise of a study."""
     z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
     assert z is not None
-    return Ledger(plan, z, privacy.delta, path)
+    scores = None
+    if privacy.scores is not None:
+        judged = plan_of_scores(experiment, algorithm)
+        scores = Ledger(judged, judged.noise(privacy.scores, privacy.delta), privacy.delta)
+    return Ledger(plan, z, privacy.delta, path, scores=scores)
 
 
 def server_wire(
@@ -136,4 +162,4 @@ def server_wire(
     if privacy is None:
         return host.wire
     plan = plan_of(privacy, experiment, method, host)
-    return with_noise(host.wire, ledger_with(privacy, plan, ledger), draw, safe)
+    return with_noise(host.wire, ledger_with(privacy, plan, experiment, host.algorithm, ledger), draw, safe)

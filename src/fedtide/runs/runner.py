@@ -22,7 +22,7 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
-from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
+from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity, what_is_spent
 from fedtide.fleets.ask import ABSTAINED
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
@@ -394,6 +394,8 @@ def run_rounds(
             aside = time.perf_counter()
             judge.refer(line["scores"], who)
             aside = time.perf_counter() - aside
+            if fleet.ledger is not None:
+                line |= what_is_spent(fleet.ledger, number)  # by these scores, too
         stopped = reached(stop_at, accuracies_so_far)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()

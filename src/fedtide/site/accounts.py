@@ -56,7 +56,8 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
         but = "of real clients it is known who comes"
         raise refused(f"method '{experiment.method[0].name}'.cohort", "poisson", "uniform with wire.privacy", but)
     check_private(privacy.step, algorithm, False, f"method '{experiment.method[0].name}'")
-    return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
+    plan = plan_without_sampling(privacy, experiment.rounds, len(algorithm.works))
+    return ledger_with(privacy, plan, experiment, algorithm, path)
 
 
 def warn_of_budget(study: Ledger | None) -> Iterator[str]:
@@ -96,8 +97,8 @@ def recorded_sums(site: Site, host: Host) -> Recorded | None:
     if ledger is None or clip is None:
         return None
     for line in read(site.record / LEDGER):
-        if line.z < ledger.z * (1 - SLACK):
-            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
+        if line.z < (least := ledger.part(line.question).z) * (1 - SLACK):
+            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{least:.6g}, by the study")
         ledger.add(line)
     return Recorded(Release(clip, ledger, _no_noise), safe_of(site.record))
 
@@ -125,7 +126,7 @@ def describe_spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
     study = ledger_for(site.experiment, algorithm)
     if study is None:
         return
-    ledger = Ledger(study.plan, study.z, study.delta, lines=read(site.record / LEDGER))  # its server may be writing
+    ledger = study.fresh(lines=read(site.record / LEDGER))  # its server may be writing
     yield _describe_whole(ledger)
     for node in site.roster.node:
         most = max(node.clients, key=ledger.epsilon)
@@ -156,8 +157,7 @@ class Budget:
     def ledger(self, client: int) -> Ledger:
         """Return the ledger of a client."""
         if client not in self._ledgers:
-            study = self.study
-            self._ledgers[client] = Ledger(study.plan, study.z, study.delta, self.folder / f"{client}.jsonl")
+            self._ledgers[client] = self.study.fresh(self.folder / f"{client}.jsonl")
         return self._ledgers[client]
 
     def refuses(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
@@ -213,7 +213,7 @@ class Budget:
             ask=ask,
             question=header["question"],
             slot=slot,
-            z=self.study.z,
+            z=self.study.part(header["question"]).z,
             bounds={},
             clients=(client,),
             sha256=hashlib.sha256(same.encode()).hexdigest(),
@@ -229,14 +229,15 @@ class Budget:
         return None
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:
-        ledger, plan = self.ledger(client), self.study.plan
-        why, epsilon = ledger.objection(line), ledger.epsilon(client, more=1)
+        ledger, part = self.ledger(client), self.ledger(client).part(line.question)
+        more, plan = ({"more": 1} if part is ledger else {"judged": 1}), part.plan
+        why, epsilon = ledger.objection(line), ledger.epsilon(client, **more)
         if any(answer.place == line.place for answer in ledger.of(line.round)):
             return why and OTHER
         if most is not None and epsilon > most:
             return f"its owner allows epsilon {most:g}, and with this answer it would be {epsilon:.3g}"
         if why:
-            rounds = ", ".join(map(str, ledger.rounds(client)[-3:])) or "none"
+            rounds = ", ".join(map(str, part.rounds(client)[-3:])) or "none"
             allowed = f"each question once, in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
             return f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: {allowed}"
         return None
@@ -272,7 +273,7 @@ def describe_budget(
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
     for client in clients:
-        ledger = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
+        ledger = study.fresh(lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"
     if most is not None and plan.epsilon(z, delta) > most:
         answers = plan.times * plan.releases

@@ -1,0 +1,218 @@
+"""Scores by sums: their noise, their budget, and what is decided by them."""
+
+import csv
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtide.core.base import Sum
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.laws.case import toy
+from fedtide.runs.build import host_of
+from fedtide.runs.preflight import preflight
+from fedtide.runs.privacy import plan_of_scores, server_wire
+from fedtide.runs.runner import Run, evaluated, judge_of
+from fedtide.wire.accounting import Plan, delta_of, epsilon_of, mu_of
+from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.noise import simulated_noise
+from fedtide.wire.scores import told, total_of
+
+CLIP = {"delta": 1.0, "loss": 1.0}
+
+
+def private(name="fedavg", *, options=None, changes=None, secure=False, fewest=1, **privacy):
+    wanted = {"epsilon": 8.0, "clip": CLIP, "distance": 2, "scores": 50.0} | privacy
+    wire = {"secure": secure, "fewest": fewest, "privacy": wanted}
+    return toy(name, options or {}, wire=wire, **(changes or {}))
+
+
+def play(experiment, folder, **how):
+    """Play a run; return the lines of its rounds."""
+    run = Run(experiment, experiment.method[0], 0, folder / "toy" / "0")
+    for _ in itertools.islice(run.play(), how.pop("rounds", None)):
+        pass
+    return [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def exact(folder, view, number):
+    """Return the mean over clients of the accuracies that the simulation knows."""
+    with (folder / "toy" / "0" / "clients.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if (row["view"], row["round"]) == (view, str(number))]
+    return sum(float(row["accuracy"]) for row in rows) / len(rows), len(rows)
+
+
+def test_the_noise_and_the_total_are_those_of_a_calculation_by_hand():
+    """Six rounds, judged every two, on two parts: 3 x 2 sums that a client is in, each moved by length 1 at most."""
+    experiment = private(epsilon=2.0, scores=1.0)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    ledger = server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger
+    assert plan_of_scores(experiment, host.algorithm).moved == pytest.approx(math.sqrt(6))
+    assert ledger.scores.z == pytest.approx(math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-9)
+    # Both parts are Gaussian: together they are one whose lengths add as squares, below the sum of the two epsilons.
+    mu = math.hypot(mu_of(2.0, 1e-5), mu_of(1.0, 1e-5))
+    assert ledger.whole == pytest.approx(epsilon_of(mu, 1e-5), rel=1e-6)
+    assert delta_of(mu, ledger.whole) <= 1e-5
+    assert 2.0 < ledger.whole < 3.0
+
+
+def test_a_run_is_told_the_mean_of_its_clients_with_noise_and_nothing_else(tmp_path):
+    experiment = private()
+    lines = play(experiment, tmp_path)
+    ledger = read(tmp_path / "toy" / "0" / "ledger.jsonl")
+    for line in lines:
+        for view, entry in line.get("scores", {}).items():
+            assert set(entry) == {"accuracy", "noise", "clients"}
+            mean, count = exact(tmp_path, view, line["round"])
+            assert entry["accuracy"] != pytest.approx(mean, abs=1e-4)
+            assert abs(entry["accuracy"] - mean) < 6 * entry["noise"]
+            assert entry["clients"] != count
+    last = lines[-1]
+    assert last["epsilon"] == ledger[-1].epsilon
+    asked = [line.question for line in ledger if line.round == 5]
+    assert asked == ["train", "score test client", "score test client", "score val client"]
+    # By hand, of training clients: each number has length 1/2, and both share the budget in equal parts.
+    number, question = next((line.ask, line.question) for line in ledger if line.round == 5 and len(line.clients) == 8
+                            and line.question == "score test client")  # fmt: skip
+    z = math.sqrt(6) / mu_of(50.0, 1e-5)
+    noise = 0.5 * math.sqrt(2) * z * simulated_noise(0)(f"{question}/{number}/None", 5, 4)[[0, 2]]
+    mean, count = exact(tmp_path, "train_clients", 5)
+    clients = count + float(noise[1])
+    entry = last["scores"]["train_clients"]
+    assert entry["clients"] == pytest.approx(clients, abs=1e-6)
+    assert entry["accuracy"] == pytest.approx(0.5 + (count * (mean - 0.5) + float(noise[0])) / clients, abs=1e-5)
+    deviation = 0.5 * math.sqrt(2) * z
+    spread = deviation * math.hypot(1.0, entry["accuracy"] - 0.5) / clients
+    assert entry["noise"] == pytest.approx(spread, rel=1e-6)
+
+
+def test_error_bars_are_as_wide_as_the_noise():
+    draw, clients, deviation = torch.Generator().manual_seed(0), 400.0, 5.0
+    accuracies, widths = [], []
+    for _ in range(2000):
+        noise = deviation * torch.randn(2, generator=draw, dtype=torch.float64)
+        sums = {"accuracy": Sum(0.3 * clients + noise[0], clients), "judged": Sum(0.5 * clients + noise[1], clients)}
+        entry = told([{"score": sums}], deviation)
+        accuracies.append(entry.accuracy)
+        widths.append(entry.noise)
+    spread = torch.tensor(accuracies)
+    assert spread.mean() == pytest.approx(0.8, abs=1e-3)
+    assert spread.std() == pytest.approx(sum(widths) / len(widths), rel=0.05)
+
+
+def test_a_count_that_drowns_tells_nothing():
+    total = {"score": {"accuracy": Sum(1.0, 4.0), "judged": Sum(2.0, 4.0)}}
+    assert told([total], 1.3) is not None
+    assert told([total], 1.4) is None
+    assert told([total, total], 0.9).noise == pytest.approx(0.9 * math.sqrt(2) * math.hypot(1, 0.25) / 8)
+
+
+def test_clients_without_rows_count_for_nothing_and_cannot_be_told():
+    said = [total_of(accuracy)["score"] for accuracy in (1.0, 0.5, None)]
+    sums = {name: Sum(sum(one[name].value for one in said), 3.0) for name in ("accuracy", "judged")}
+    assert told([{"score": sums}], 0.0).accuracy == 0.75
+    lengths = {abs(one[name].value) for one in said for name in one}
+    assert max(lengths) == 0.5
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_a_run_that_was_stopped_is_told_the_same_and_spends_nothing_twice(tmp_path, name):
+    experiment = private(name).model_copy(update={"checkpoint_every": 4})
+    whole = play(experiment, tmp_path / "whole")
+    play(experiment, tmp_path / "parts", rounds=2)  # its evaluation is released, and the round is played once more
+    assert play(experiment, tmp_path / "parts") == whole
+    ours, theirs = (tmp_path / folder / "toy" / "0" / "ledger.jsonl" for folder in ("whole", "parts"))
+    assert ours.read_text() == theirs.read_text()
+
+
+def test_no_client_is_judged_more_often_than_planned():
+    experiment = private()
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    ledger = server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger
+
+    def line(number, ask):
+        about = {"question": "score test client", "slot": None, "z": 1.0, "bounds": {}, "clients": (3,)}
+        return Line(round=number, ask=ask, sha256=f"{number}.{ask}", **about)
+
+    for number in (1, 3, 4):
+        ledger.add(line(number, 0))
+    assert ledger.may_be_in(3, 5)  # to train
+    assert ledger.epsilon(3) == pytest.approx(ledger.scores.epsilon(3), rel=1e-8)
+    with pytest.raises(FedtideError, match="'score test client' of round 5 has client 3, who may not be in it"):
+        ledger.add(line(5, 0))
+    with pytest.raises(FedtideError, match="asks a client twice"):
+        ledger.add(line(4, 1))
+
+
+def test_runs_stop_by_what_they_are_told(tmp_path):
+    free = play(private(), tmp_path / "free")
+    said = [line["scores"]["held_out_clients"]["accuracy"] for line in free if "scores" in line]
+    known = [exact(tmp_path / "free", "held_out_clients", number)[0] for number in (1, 3, 5)]
+    target = said[0] - 1e-6
+    assert target > known[0]  # of these clients the seed's noise says more than is true
+    stopped = play(private(changes={"stop_at": {"accuracy": target}}), tmp_path / "stopped")
+    assert len(stopped) == 2
+    assert stopped[-1]["stopped"]["accuracy"] == target
+
+
+def test_sums_of_few_clients_are_not_opened(tmp_path):
+    lines = play(private(fewest=3), tmp_path)
+    entries = [line["scores"] for line in lines if "scores" in line]
+    assert all(entry["held_out_clients"] == {} and entry["val"] for entry in entries)
+    assert all(len(line.clients) >= 3 for line in read(tmp_path / "toy" / "0" / "ledger.jsonl"))
+
+
+def test_choices_read_what_is_told():
+    experiment = private()
+    judge = judge_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    for _, views in evaluated(judge, rounds=2, seed=0, every=2):
+        for _, scores, _ in views or ():
+            assert scores.headline == scores.told.accuracy != scores.accuracy
+            assert math.isnan(replace(scores, told=None).headline)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metrics": ["macro-f1"]}, r"metrics: found \['macro-f1'\], allowed: none with wire.privacy.scores"),
+        ({"references": ["last_label"]}, "references: found"),
+        ({"data": {"target": "number"}}, "wire.privacy.scores: found 'skill', allowed: targets of classes"),
+    ],
+)
+def test_numbers_that_no_sum_tells_are_refused(changes, said):
+    experiment = private()
+    if "data" in changes:
+        target = type(experiment.data).model_validate({"target": "number"}).target
+        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"target": target})})
+    else:
+        experiment = private(changes=changes)
+    with pytest.raises(FedtideError, match=said):
+        plan_of_scores(experiment, host_of(private(), private().method[0], 0, MemoryStore(None)).algorithm)
+
+
+def test_preflight_says_the_total():
+    assert preflight(private(epsilon=2.0, scores=1.0)).epsilon == pytest.approx(
+        epsilon_of(math.hypot(mu_of(2.0, 1e-5), mu_of(1.0, 1e-5)), 1e-5), rel=1e-6
+    )
+
+
+def test_parts_of_rows_that_are_not_judged_cost_nothing():
+    algorithm = host_of(private(), private().method[0], 0, MemoryStore(None)).algorithm
+    one = private(changes={"eval_splits": ["val"]})
+    assert plan_of_scores(one, algorithm).moved == math.sqrt(3)
+
+
+def test_a_draw_of_participants_gains_as_before(tmp_path):
+    options = {"cohort": {"kind": "poisson", "clients_per_round": 4}}
+    changes = {"shift": {"who": {"kind": "always"}}}
+    lines = play(private(options=options, changes=changes, distance=None, noise="plain"), tmp_path)
+    last = lines[-1]
+    # Less than of those who are known, with as many rounds and the same noise; and what scores spend is in it.
+    known = Ledger(Plan(6, 6), last["sampled"]["z"], 1e-5).plan.epsilon(last["sampled"]["z"], 1e-5)
+    assert known > 8.0
+    assert last["scored"] == pytest.approx(50.0, rel=1e-6)
+    assert 50.0 < last["epsilon"] < 58.0
