@@ -18,9 +18,9 @@ from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
 from fedtide.wire.answer_schema import Schema, Schemas, made_up
-from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import score_deviation
 from fedtide.wire.pipeline import FLOATING, Opening, Wire
-from fedtide.wire.scores import BOUNDS, SCORE, is_score, told, total_of
+from fedtide.wire.scores import is_score, told, total_of
 from fedtide.wire.vector import Form, added, as_total, form_of
 
 BLOCKS = 16
@@ -253,8 +253,7 @@ class Vectors:
     def told(self, total: Tree) -> Told | None:
         """Return what the opened sums of an evaluation tell, with the deviation of their noise."""
         ledger = self.wire.ledger
-        z = 0.0 if ledger is None else ledger.part(f"{SCORE} ").z
-        deviation = deviations(groups_of(form_of(total_of(None), 1), BOUNDS), z)["score.accuracy"]
+        deviation = 0.0 if ledger is None or ledger.scores is None else score_deviation(ledger.scores.z)
         sums = total if isinstance(total, list) else [total]
         opened = [part for part in sums if part is not None]
         return told(opened, deviation) if opened else None

@@ -493,8 +493,8 @@ class RemoteFleet:
         if scoring.record and self.vectors.wire.scores:
             ask = scoring.as_sum(len(self.queries) + self._summed)
             self._summed += 1
-            _, reply = self._put(ask, payload, self.patience, len(ids))
-            return replace(concat_scores(()), summed=True, told=self.vectors.told(reply.total))
+            total = self._put(ask, payload, self.patience, len(ids))[1].total if ids else None
+            return replace(concat_scores(()), summed=True, told=self.vectors.told(total))
         self._mail.open((self.moment.round, len(self.queries)), self.attendance.node_of)
         header = {name: getattr(scoring, name) for name in ("part", "personal", "grouping", "other")}
         self._mail.send(scoring.ask, payload, self.patience, "score", **header)

@@ -28,7 +28,7 @@ from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
-from fedtide.runs.privacy import check_delta, ledger_with, plan_of, sums_of
+from fedtide.runs.privacy import check_delta, ledger_with, plan_of, sums_of, warn_of_blur
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -111,7 +111,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         unstacked_here: dict[str, str] = {}
         for method in point.method:
             built = _build(point, method, tried)
-            epsilon = max(epsilon, _check_privacy(built, sums))
+            epsilon = max(epsilon, _check_privacy(built, sums, tried.notes))
             needs += _needs(built)
             if point.fleet.kind == "stacked" and (why := why_alone(built.host)):
                 unstacked_here[method.name] = why
@@ -191,8 +191,8 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     return built
 
 
-def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> float:
-    """Return epsilon of a private run, else 0, and add its sums to those known.
+def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes: list[str]) -> float:
+    """Return epsilon of a private run, else 0; add its sums to those known, and a note if noise hides its scores.
 
     Raises:
         FedtideError: a value that the method sums has no bound, or a wrong one, or the budget promises nothing.
@@ -211,7 +211,10 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> fl
             check_form(form, privacy.clip)
         plan = plan_of(privacy, experiment, method, host)
         if privacy.scores is not None:
-            return ledger_with(privacy, plan, experiment, host.algorithm).whole
+            ledger, at_most = ledger_with(privacy, plan, experiment, host.algorithm), experiment.eval_clients
+            most = max((len(view.clients) for view in views(host.population, at_most)), default=0)
+            notes.extend(filter(None, [warn_of_blur(ledger, most)]))
+            return ledger.whole
         return privacy.epsilon or plan.epsilon(privacy.multiplier or 1.0, privacy.delta)
 
 

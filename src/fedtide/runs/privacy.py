@@ -16,7 +16,7 @@ from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger, Safe
-from fedtide.wire.noise import Draw, with_noise
+from fedtide.wire.noise import Draw, score_deviation, with_noise
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import Form
 
@@ -39,6 +39,24 @@ def warn_of_epsilon(epsilon: float, how: str = "") -> str:
     """
     line = f"warning: wire.privacy comes to epsilon {epsilon:.3g}{how}, which promises little; ask for {MUCH:g} or less"
     return line if epsilon > MUCH else ""
+
+
+BLURRED = 0.05
+"""Noise on an accuracy above which it tells little."""
+
+
+def warn_of_blur(ledger: Ledger, clients: int) -> str:
+    """Return a line about scores that noise hides; "" for others, and without scores in the ledger.
+
+    >>> scores = Ledger(Plan(10, 10), 20.0, 1e-5)
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 100)  # 20 / 2 * sqrt(2) / 100
+    'warning: noise on the accuracy of 100 clients is about 0.14; larger wire.privacy.scores or eval_every would help'
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 1000)
+    ''
+    """
+    noise = 0.0 if ledger.scores is None else score_deviation(ledger.scores.z) / max(clients, 1)
+    how = "larger wire.privacy.scores or eval_every would help"
+    return f"warning: noise on the accuracy of {clients} clients is about {noise:.2g}; {how}" if noise > BLURRED else ""
 
 
 def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host) -> Plan:

@@ -24,7 +24,7 @@ from fedtide.core.record import LEDGER
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.policy import SCORE, Policy
-from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_epsilon
+from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_blur, warn_of_epsilon
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
 from fedtide.wire.ledger import Ledger, Line, Place, Safe, read, safe_of
@@ -60,11 +60,11 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     return ledger_with(privacy, plan, experiment, algorithm, path)
 
 
-def warn_of_budget(study: Ledger | None) -> Iterator[str]:
-    """Say in a line that the budget of a study promises little; nothing of another one."""
+def warn_of_budget(study: Ledger | None, clients: int) -> Iterator[str]:
+    """Say in lines that the budget of a study promises little, or hides the scores of so many clients."""
     if study is not None:
         how = f" at delta {study.delta:g} in {counted(study.plan.times, 'round')}"
-        yield from filter(None, [warn_of_epsilon(study.plan.epsilon(study.z, study.delta), how)])
+        yield from filter(None, [warn_of_epsilon(study.whole, how), warn_of_blur(study, clients)])
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -261,21 +261,25 @@ def describe_budget(
         folder: folder of the node's own ledgers.
         policy: the owner's rules.
     """
-    most, bare = policy.epsilon, "" if policy.withholds_score(study is not None) else SCORE
+    most, bare = policy.epsilon, "" if wire.scores or policy.withholds_score(study is not None) else SCORE
     if study is None:
         if most is not None:
             which = f"questions but {bare}" if bare else "all questions"
             yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
-    plan, z, delta = study.plan, study.z, study.delta
+    plan, z = study.plan, study.z
     yield from describe_plan(study)
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
-    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
+    judged = "" if study.scores is None else f", of scores {study.scores.z:.3g}"
+    what = f"it adds noise to sums (multiplier {z:.3g}{judged})"
+    yield f"privacy: the server says that {what}{bare and f'; {bare} has none'}"
     for client in clients:
         ledger = study.fresh(lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"
-    if most is not None and plan.epsilon(z, delta) > most:
+    if most is not None and study.whole > most and study.scores is not None:
+        yield f"will be refused: answers beyond your policy's epsilon {most:g}; the study plans {study.whole:.3g}"
+    elif most is not None and study.whole > most:
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
         yield f"will be refused: all answers of a client after {enough} (your policy allows epsilon {most:g})"
@@ -310,13 +314,15 @@ def _cut(clip: Clip, name: str, rounds: int) -> str:
 
 def _describe_whole(ledger: Ledger) -> str:
     """Describe the budget of a client in the whole study."""
-    plan, epsilon = ledger.plan, f"epsilon {ledger.plan.epsilon(ledger.z, ledger.delta):.3g} at delta {ledger.delta:g}"
-    return f"privacy: each client may spend {epsilon}, with answers in at most {plan.times} of {plan.rounds} rounds"
+    plan, epsilon = ledger.plan, f"epsilon {ledger.whole:.3g} at delta {ledger.delta:g}"
+    judged = "" if ledger.scores is None else f" and scores in {ledger.scores.plan.times}"
+    answers = f"answers in at most {plan.times} of {plan.rounds} rounds{judged}"
+    return f"privacy: each client may spend {epsilon}, with {answers}"
 
 
 def _so_far(ledger: Ledger, client: int) -> str:
     """Describe the spent budget of a client."""
-    if not (rounds := ledger.rounds(client)):
+    if not (rounds := sorted({line.round for line in ledger.lines if client in line.clients})):
         return "has spent nothing so far"
     epsilon = f"epsilon {ledger.epsilon(client):.3g} at delta {ledger.delta:g}"
     return f"has spent {epsilon} in {counted(len(rounds), 'round')}, the last in round {rounds[-1]}"

@@ -103,9 +103,11 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if methods[method].decide_per == "oracle":
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
-    if experiment.stop_at is not None and experiment.wire is not None and experiment.wire.privacy is not None:
+    privacy = None if experiment.wire is None else experiment.wire.privacy
+    if experiment.stop_at is not None and privacy is not None and privacy.scores is None:
         but = "no scores reach the server of a private study"
-        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, "none with wire.privacy", but)
+        allowed = "none with wire.privacy, or a budget for them, wire.privacy.scores"
+        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, allowed, but)
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python":
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")

@@ -56,6 +56,7 @@ from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, bound_of, with
 from fedtide.wire.keys import key_stream
 from fedtide.wire.ledger import Ledger, Line, Place, Safe, digest
 from fedtide.wire.pipeline import Opening, Wire
+from fedtide.wire.scores import BOUNDS
 from fedtide.wire.vector import BITS, ROOM, Form
 
 LEAST = 3.0
@@ -84,6 +85,15 @@ def deviations(groups: Mapping[str, Group], z: float) -> dict[str, float]:
     """
     whole = sum(group.size ** (1 / 3) for group in groups.values())
     return {name: z * g.bound * math.sqrt(whole / g.size ** (1 / 3)) for name, g in groups.items()}
+
+
+def score_deviation(z: float) -> float:
+    """Return the deviation of the noise on each of the two numbers of scores in a sum: z / 2 * sqrt(2).
+
+    >>> round(score_deviation(2.0), 6)
+    1.414214
+    """
+    return deviations({name: Group(1, bound) for name, bound in BOUNDS.items()}, z)["score.accuracy"]
 
 
 def groups_of(form: Form, bounds: Mapping[str, float]) -> dict[str, Group]:

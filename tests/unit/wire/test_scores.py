@@ -9,18 +9,25 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.core import codec
 from fedtide.core.base import Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.case import toy
+from fedtide.remote.asks import REFUSED
+from fedtide.remote.node import EXACT
+from fedtide.remote.offline import NearCarrier, near_fleet
+from fedtide.remote.policy import Policy
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import plan_of_scores, server_wire
-from fedtide.runs.runner import Run, evaluated, judge_of
+from fedtide.runs.runner import Run, evaluated, judge_of, run_rounds
 from fedtide.wire.accounting import Plan, delta_of, epsilon_of, mu_of
-from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.ledger import Ledger, Line, Safe, read
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.scores import told, total_of
+from fedtide.wire.vector import opened
 
 CLIP = {"delta": 1.0, "loss": 1.0}
 
@@ -169,8 +176,8 @@ def test_sums_of_few_clients_are_not_opened(tmp_path):
 def test_choices_read_what_is_told():
     experiment = private()
     judge = judge_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    for _, views in evaluated(judge, rounds=2, seed=0, every=2):
-        for _, scores, _ in views or ():
+    for _, judged in evaluated(judge, rounds=2, seed=0, every=2):
+        for _, scores, _ in judged or ():
             assert scores.headline == scores.told.accuracy != scores.accuracy
             assert math.isnan(replace(scores, told=None).headline)
 
@@ -216,3 +223,150 @@ def test_a_draw_of_participants_gains_as_before(tmp_path):
     assert known > 8.0
     assert last["scored"] == pytest.approx(50.0, rel=1e-6)
     assert 50.0 < last["epsilon"] < 58.0
+
+
+# -- real clients ------------------------------------------------------------------------------------------------------
+
+
+BOTH = ("train_clients", "val")
+
+
+class Listening(NearCarrier):
+    """A carrier that keeps all that is asked and answered."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.asked, self.came = [], []
+
+    def push(self, questions):
+        self.asked += questions
+        super().push(questions)
+
+    def pull(self):
+        came = super().pull()
+        self.came += came
+        return came
+
+
+def near(experiment, folder, ledger=None, carry=Listening, **options):
+    """Return the judge of nodes in this process."""
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    wire = server_wire(experiment, experiment.method[0], host, simulated_noise(0), ledger)
+    fleet = near_fleet(host, 8, folder, carry, wire, **options)
+    return Judge(host.algorithm, fleet, views(host.population, named=experiment.eval_splits or BOTH))
+
+
+def simulated(experiment):
+    judge = judge_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    return replace(judge, views=[view for view in judge.views if view.name != "held_out_clients"])
+
+
+def lines_of(judge, experiment):
+    return list(run_rounds(judge, rounds=experiment.rounds, seed=0, every=experiment.eval_every))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "ifca"])
+def test_real_clients_tell_what_a_simulation_says_and_nothing_of_one_client(tmp_path, name, secure):
+    clip = CLIP | ({"members": 1.0} if name == "ifca" else {})
+    options = {"cohort": {"kind": "everyone"}}
+    how = {"secure": secure, "fewest": 3, "clip": clip, "noise": "plain", "distance": 1}
+    experiment = private(name, options=options, changes={"eval_splits": ["train_clients", "val"]}, **how)
+    reference, judge = simulated(experiment), near(experiment, tmp_path)
+    ours, theirs = (lines_of(each, experiment) for each in (judge, reference))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.line.get("scores") == other.line.get("scores")
+        assert one.line["epsilon"] == other.line["epsilon"]
+        assert one.accuracy == other.accuracy
+        assert one.clients == []
+    assert [line.model_dump() for line in judge.fleet.ledger.lines] == [
+        line.model_dump() for line in reference.fleet.ledger.lines
+    ]
+    carrier = judge.fleet.carrier
+    assert {question.header["kind"] for question in carrier.asked} <= {"ask", "keys", "unmask"}
+    told_by_node = {}
+    for question in carrier.asked:
+        if question.header["question"].startswith("score") and question.header["kind"] == "ask":
+            told_by_node[question.id] = question
+    answers = [response for response in carrier.came if response.id in told_by_node]
+    assert answers
+    for response in answers:
+        content = codec.decode_message(response.payload)
+        for client, said in content.items():
+            assert set(said) == {"total", "rows"}
+            assert said["rows"] == {}
+            assert said["total"].dtype == torch.int64
+            if secure:  # masks: no number is one that a client could say
+                assert (opened(said["total"]).abs() > 1.0).all(), client
+    assert all("accuracy" not in json.dumps(line) for line in judge.fleet.record_lines())
+
+
+def test_a_server_that_asks_for_exact_scores_is_refused(tmp_path):
+    experiment = private(changes={"eval_splits": ["train_clients", "val"]}, fewest=3)
+    judge = near(experiment, tmp_path)
+    state = lines_of(judge, experiment)[-1].step.state
+    payload, slot = judge.algorithm.serve(state, judge.fleet.clients)
+    scores = judge.fleet.score(payload, judge.fleet.clients, slot=slot)
+    assert float(scores.rows.sum()) == 0.0
+    said = judge.fleet.carrier.came[-1].header["clients"]
+    assert set(said.values()) == {f"{REFUSED}{EXACT}"}
+
+
+@pytest.mark.parametrize(
+    ("question", "scores", "said"),
+    [
+        ("score train client", True, "it is judged on test and validation rows alone"),
+        ("score test client", False, "its study does not ask for scores in a sum"),
+        ("score test everything", True, "FedtideError at the node"),
+        ("score ", True, "ValueError at the node"),
+    ],
+)
+def test_nodes_refuse_other_sums_of_scores(tmp_path, question, scores, said):
+    experiment = private(fewest=3)
+    judge = near(experiment, tmp_path)
+    lines_of(judge, experiment)
+    asked = next(each for each in judge.fleet.carrier.asked if each.header["question"].startswith("score"))
+    node = judge.fleet.carrier.nodes[asked.node]
+    node = replace(node, wire=replace(node.wire, scores=scores), log=lambda words: None)
+    answer, _ = node.handle(json.loads(json.dumps(asked.header | {"question": question})), asked.payload)
+    assert said in json.dumps(answer)
+
+
+def test_clients_with_few_rows_say_what_those_without_rows_say(tmp_path):
+    experiment = private(scores=5000.0, changes={"eval_splits": ["train_clients"]}, fewest=3)
+
+    def strict(nodes):
+        few = {name: replace(node, policy=lambda: Policy(rows_at_least=1000)) for name, node in list(nodes.items())[:2]}
+        return Listening({**nodes, **few})
+
+    judge = near(experiment, tmp_path, carry=strict)
+    last = lines_of(judge, experiment)[-1].line["scores"]["train_clients"]
+    assert last["clients"] == pytest.approx(6.0, abs=6 * last["noise"] * 8)
+    assert round(last["clients"]) == 6
+
+
+def test_a_server_that_was_killed_tells_the_same_and_asks_nobody_again(tmp_path):
+    """The sums of the round lie in its safe: noise of real clients is fresh, and a second sum would tell more."""
+    experiment = private(fewest=3, changes={"eval_splits": ["train_clients", "val"]})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    draws = itertools.count()
+
+    def fleet_of(place):
+        def fresh(stream, number, size):
+            return simulated_noise(next(draws))(stream, number, size)
+
+        wire = server_wire(
+            experiment, experiment.method[0], host, fresh, tmp_path / "ledger.jsonl", Safe(tmp_path / "safe")
+        )
+        fleet = near_fleet(host, 8, tmp_path / "nodes", Listening, wire)
+        return Judge(host.algorithm, fleet, views(host.population, named=BOTH))
+
+    first = fleet_of("one")
+    two = list(itertools.islice(run_rounds(first, rounds=6, seed=0, every=2), 2))
+    ledger = (tmp_path / "ledger.jsonl").read_text()
+    second = fleet_of("two")
+    again = list(itertools.islice(run_rounds(second, rounds=6, seed=0, every=2), 2))
+    assert [each.line.get("scores") for each in again] == [each.line.get("scores") for each in two]
+    assert again[-1].line["scores"]["val"]
+    assert (tmp_path / "ledger.jsonl").read_text() == ledger
+    assert not [question for question in second.fleet.carrier.asked if question.header["kind"] == "ask"]
