@@ -27,8 +27,23 @@ def headline(line: Mapping[str, Any]) -> float | None:
     >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
     0.25
     """
-    shown = [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
+    shown = _shown(line)
     return score_in(shown[0]) if shown else None
+
+
+def noise_of(line: Mapping[str, Any]) -> float | None:
+    """Return the standard deviation of the noise on the accuracy of an evaluation; None without noise or evaluation.
+
+    >>> noise_of({"scores": {"val": {"accuracy": 0.5, "noise": 0.1}}}), noise_of({"round": 3})
+    (0.1, None)
+    """
+    shown = _shown(line) if "scores" in line else []
+    return shown[0].get("noise") if shown else None
+
+
+def _shown(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries of an evaluation, that of the headline first."""
+    return [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
 
 
 def score_in(entry: Mapping[str, Any]) -> Any:

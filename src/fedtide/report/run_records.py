@@ -430,6 +430,18 @@ class ExperimentRecord:
         """Accuracy curve of every run of each method, by the number of the method."""
         return self.curves(lambda run: run.accuracy(self.view))
 
+    @cached_property
+    def noises(self) -> dict[int, list[Curve]]:
+        """Standard deviation of the noise on each accuracy, as these; empty if scores have none."""
+        return self.curves(lambda run: run.curve(self.view, at("noise")))
+
+    @property
+    def late_noise(self) -> float:
+        """Largest standard deviation of the noise on the late accuracy of a run; 0 if scores have none."""
+        ends = [noise[rounds > rounds[-1] - self.window] for of_runs in self.noises.values()
+                for rounds, noise in of_runs if len(rounds)]  # fmt: skip
+        return max((float(np.sqrt((noise**2).sum()) / len(noise)) for noise in ends), default=0.0)
+
     @property
     def numbered(self) -> list[tuple[int, MethodRecord]]:
         """Methods that have runs, with their numbers, which determine their colors."""

@@ -22,7 +22,7 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
-from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity, what_is_spent
+from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity, noise_of, what_is_spent
 from fedtide.fleets.ask import ABSTAINED
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
@@ -99,12 +99,16 @@ class Failures:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target."""
+    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target.
+
+    `noise` is the standard deviation of the noise on the accuracy, if it has any.
+    """
 
     round: int
     rounds: int
     accuracy: float | None
     rate: float
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ class Run:
                 with naming(folder):
                     checkpoint.save(folder, ahead, memory, config=config, marks=record.marks(), device=device)
                 saved = time.perf_counter()
-            yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
+            rate = count / (time.perf_counter() - began)
+            yield Progress(done, last, result.accuracy, rate, noise_of(result.line))
             if stopping:
                 return
             lap = time.perf_counter()

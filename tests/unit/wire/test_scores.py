@@ -13,13 +13,18 @@ from fedtide.core import codec
 from fedtide.core.base import Sum
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.draw import figures
+from fedtide.draw.figures import noise_bars
 from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.case import toy
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.node import EXACT
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.policy import Policy
+from fedtide.report.page import write_report
+from fedtide.report.run_records import read_experiment
 from fedtide.runs.build import host_of
+from fedtide.runs.folder import create, plan
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import plan_of_scores, server_wire
 from fedtide.runs.runner import Run, evaluated, judge_of, run_rounds
@@ -223,6 +228,49 @@ def test_a_draw_of_participants_gains_as_before(tmp_path):
     assert known > 8.0
     assert last["scored"] == pytest.approx(50.0, rel=1e-6)
     assert 50.0 < last["epsilon"] < 58.0
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
+def report_of(folder, **changes):
+    """Play a study of two seeds; return its page and the record."""
+    experiment = private(changes={"seeds": [0, 1]}, **changes)
+    create(experiment, folder)
+    for planned in plan(experiment, folder):
+        list(Run(experiment, planned.method, planned.seed, planned.folder).play())
+    (record,) = read_experiment(folder)
+    return write_report([folder]).read_text(), record
+
+
+def test_a_report_draws_the_noise_as_error_bars_and_says_its_size(tmp_path, monkeypatch):
+    drawn = []
+
+    def bars(axes, curves, noises):
+        before = len(axes.containers)
+        noise_bars(axes, curves, noises)
+        (container,) = axes.containers[before:]
+        drawn.append(container[2][0].get_segments())
+
+    monkeypatch.setattr(figures, "noise_bars", bars)
+    page, record = report_of(tmp_path / "x")
+    entries = [[line["scores"]["held_out_clients"] for line in run.judged] for run in record.runs]
+    for one, other, segment in zip(*entries, drawn[0], strict=True):
+        mean, half = 50 * (one["accuracy"] + other["accuracy"]), 50 * math.hypot(one["noise"], other["noise"])
+        assert segment[:, 1].tolist() == pytest.approx([mean - half, mean + half])
+    assert "Error bars: one standard deviation of the noise on scores." in page
+    # The late accuracy of a seed is the mean of its three evaluations.
+    late = max(math.hypot(*(entry["noise"] for entry in ours)) / 3 for ours in entries)
+    assert f"Scores are sums with noise: {100 * late:.2g} points on the accuracy of a seed" in page
+    assert "Scores are in it." in page
+    assert math.isclose(record.late_noise, late)
+
+
+def test_a_report_without_noise_has_no_error_bars(tmp_path):
+    page, record = report_of(tmp_path / "x", scores=None)
+    assert record.noises == {}
+    assert "Error bars" not in page
+    assert "Scores are not in it." in page
 
 
 # -- real clients ------------------------------------------------------------------------------------------------------
