@@ -277,11 +277,14 @@ class WireSettings(Strict):
             numbers.
         fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
             more if sums are secure, because of two clients each learns the other from their sum.
+        sum_scores: scores of clients are sums, too: the server is told the mean accuracy of `fewest` clients or more,
+            in which each counts once, and choices are made by it. With `privacy` it is `privacy.scores` that says so.
         privacy: differential privacy; None adds no noise.
     """
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
+    sum_scores: Flag = False
     privacy: Privacy | None = None
 
     @model_validator(mode="after")
@@ -292,12 +295,17 @@ class WireSettings(Strict):
                 f"found `fewest = {self.fewest}` and `secure = true`, but a sum of {few}; "
                 f"allowed: `fewest` of {FEWEST} or more, or `secure = false`"
             )
+        if self.sum_scores and self.privacy is not None and self.privacy.scores is None:
+            raise ValueError(
+                "found `sum_scores = true` and `privacy` without `scores`, but sums of scores would have no noise; "
+                "allowed: an epsilon for them, `privacy.scores`"
+            )
         return self
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
         if self.privacy is None:
-            return Wire(self.secure, self.fewest)
+            return Wire(self.secure, self.fewest, scores=self.sum_scores)
         return Wire(self.secure, self.fewest, self.privacy.step, scores=self.privacy.scores is not None)
 
 

@@ -127,7 +127,8 @@ class Judge:
         If the server is told sums alone it has what they tell, and nothing else.
         """
         if scores.summed:
-            return {} if scores.told is None else asdict(scores.told)
+            entry = {} if scores.told is None else asdict(scores.told)
+            return {name: value for name, value in entry.items() if name != "noise" or value}
         truth, own_expert = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)

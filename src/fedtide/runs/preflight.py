@@ -28,7 +28,7 @@ from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
-from fedtide.runs.privacy import check_delta, ledger_with, plan_of, sums_of, warn_of_blur
+from fedtide.runs.privacy import check_delta, check_scores, ledger_with, plan_of, sums_of, warn_of_blur
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -199,6 +199,7 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes
     """
     experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
+    check_scores(experiment)
     if wire is None or wire.privacy is None:
         return 0.0
     privacy = wire.privacy

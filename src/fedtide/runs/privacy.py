@@ -130,18 +130,22 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
-def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:
-    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows.
-
-    Raises:
-        FedtideError: the experiment wants numbers of scores that no sum of accuracies tells.
-    """
+def check_scores(experiment: Experiment, where: str = "") -> None:
+    """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
+    if experiment.wire is None or not experiment.wire.build().scores:
+        return
     wanted = {"metrics": experiment.metrics, "references": experiment.references}
     for key, names in wanted.items():
         if names:
-            raise refused(key, [getattr(name, "kind", name) for name in names], "none with wire.privacy.scores")
+            found = ", ".join(getattr(name, "kind", name) for name in names)
+            raise refused(f"{where}{key}", found, "none where scores are sums ([wire])")
     if experiment.score != "accuracy":
-        raise refused("wire.privacy.scores", experiment.score, "targets of classes, whose accuracy is 0 to 1")
+        kind = experiment.data.target.kind
+        raise refused(f"{where}data.target", kind, "classes where scores are sums ([wire]), as an accuracy has bounds")
+
+
+def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:
+    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows."""
     split = experiment.data.split
     parts = {"train_clients": split.test != 0, "val": split.val != 0}
     named = [name for name in experiment.eval_splits or parts if parts.get(name)]

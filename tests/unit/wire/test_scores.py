@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from fedtide.report.run_records import read_experiment
 from fedtide.runs.build import host_of
 from fedtide.runs.folder import create, plan
 from fedtide.runs.preflight import preflight
-from fedtide.runs.privacy import plan_of_scores, server_wire
+from fedtide.runs.privacy import check_scores, plan_of_scores, server_wire
 from fedtide.runs.runner import Run, evaluated, judge_of, run_rounds
 from fedtide.wire.accounting import Plan, delta_of, epsilon_of, mu_of
 from fedtide.wire.ledger import Ledger, Line, Safe, read
@@ -187,23 +188,43 @@ def test_choices_read_what_is_told():
             assert math.isnan(replace(scores, told=None).headline)
 
 
+@pytest.mark.parametrize("scores", [50.0, None])
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"metrics": ["macro-f1"]}, r"metrics: found \['macro-f1'\], allowed: none with wire.privacy.scores"),
-        ({"references": ["last_label"]}, "references: found"),
-        ({"data": {"target": "number"}}, "wire.privacy.scores: found 'skill', allowed: targets of classes"),
+        ({"metrics": ["macro-f1"]}, r"metrics: found 'macro-f1', allowed: none where scores are sums"),
+        ({"references": ["last_label"]}, "references: found 'last_label', allowed: none where"),
+        ({"target": "number"}, "data.target: found 'number', allowed: classes where scores are sums"),
     ],
 )
-def test_numbers_that_no_sum_tells_are_refused(changes, said):
-    experiment = private()
-    if "data" in changes:
-        target = type(experiment.data).model_validate({"target": "number"}).target
-        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"target": target})})
-    else:
-        experiment = private(changes=changes)
+def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
+    target = changes.pop("target", None)
+    wire = {"wire": {"sum_scores": True}} if scores is None else {}
+    experiment = toy("fedavg", {}, **changes, **wire) if wire else private(changes=changes)
+    if target is not None:
+        changed = type(experiment.data).model_validate({"target": target}).target
+        experiment = experiment.model_copy(
+            update={"data": experiment.data.model_copy(update={"target": changed})},
+        )
+        changes["target"] = target
     with pytest.raises(FedtideError, match=said):
-        plan_of_scores(experiment, host_of(private(), private().method[0], 0, MemoryStore(None)).algorithm)
+        check_scores(experiment)
+
+
+def test_sums_without_noise_under_privacy_are_refused():
+    with pytest.raises(FedtideError, match="found `sum_scores = true` and `privacy` without `scores`"):
+        toy("fedavg", {}, wire={"sum_scores": True, "privacy": {"epsilon": 8.0, "clip": CLIP}})
+
+
+def test_sums_alone_tell_the_mean_and_nothing_else(tmp_path):
+    lines = play(toy("fedavg", {}, wire={"sum_scores": True}), tmp_path)
+    for line in lines:
+        for view, entry in line.get("scores", {}).items():
+            if view == "held_out_clients":  # two, of whom no sum is opened
+                assert entry == {}
+                continue
+            mean, count = exact(tmp_path, view, line["round"])
+            assert entry == {"accuracy": pytest.approx(mean, abs=1e-6), "clients": count}
 
 
 def test_preflight_says_the_total():
@@ -261,7 +282,7 @@ def test_a_report_draws_the_noise_as_error_bars_and_says_its_size(tmp_path, monk
     assert "Error bars: one standard deviation of the noise on scores." in page
     # The late accuracy of a seed is the mean of its three evaluations.
     late = max(math.hypot(*(entry["noise"] for entry in ours)) / 3 for ours in entries)
-    assert f"Scores are sums with noise: {100 * late:.2g} points on the accuracy of a seed" in page
+    assert re.search(rf"Scores are sums with noise: {100 * late:.2g}\spoints on the accuracy of a seed", page)
     assert "Scores are in it." in page
     assert math.isclose(record.late_noise, late)
 
@@ -347,6 +368,14 @@ def test_real_clients_tell_what_a_simulation_says_and_nothing_of_one_client(tmp_
             if secure:  # masks: no number is one that a client could say
                 assert (opened(said["total"]).abs() > 1.0).all(), client
     assert all("accuracy" not in json.dumps(line) for line in judge.fleet.record_lines())
+
+
+def test_masks_alone_hide_single_clients(tmp_path):
+    experiment = toy("fedavg", {}, wire={"sum_scores": True}, eval_splits=BOTH)
+    ours, theirs = (lines_of(each, experiment) for each in (near(experiment, tmp_path), simulated(experiment)))
+    assert [one.line.get("scores") for one in ours] == [other.line.get("scores") for other in theirs]
+    assert set(ours[-1].line["scores"]["val"]) == {"accuracy", "clients"}
+    assert all(one.clients == [] for one in ours)
 
 
 def test_a_server_that_asks_for_exact_scores_is_refused(tmp_path):
