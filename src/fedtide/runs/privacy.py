@@ -134,11 +134,10 @@ def check_scores(experiment: Experiment, where: str = "") -> None:
     """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
     if experiment.wire is None or not experiment.wire.build().scores:
         return
-    wanted = {"metrics": experiment.metrics, "references": experiment.references}
-    for key, names in wanted.items():
-        if names:
-            found = ", ".join(getattr(name, "kind", name) for name in names)
-            raise refused(f"{where}{key}", found, "none where scores are sums ([wire])")
+    kinds = [metric.kind for metric in experiment.metrics]
+    for key, found in {"metrics": kinds, "references": experiment.references}.items():
+        if found:
+            raise refused(f"{where}{key}", ", ".join(found), "none where scores are sums ([wire])")
     if experiment.score != "accuracy":
         kind = experiment.data.target.kind
         raise refused(f"{where}data.target", kind, "classes where scores are sums ([wire]), as an accuracy has bounds")

@@ -265,9 +265,8 @@ def describe_terms(
     withheld = None if wire.scores else policy.withholds_score(wire.hides)
     answer = f"{sends} of each client by itself: {columns}"
     if wire.scores:
-        answer = (
-            f"{sends} in a sum{', which gets noise' * wire.hides}: accuracy, and whether there are rows to be judged on"
-        )
+        noise = ", which gets noise" * wire.hides
+        answer = f"{sends} in a sum{noise}: accuracy, and whether there are rows to be judged on"
     yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else answer}"
     if withheld:
         yield f"will be refused: {SCORE} (`questions` of your policy can name it; its answer is exact, outside epsilon)"
