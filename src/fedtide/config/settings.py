@@ -217,8 +217,8 @@ class Adapt(Strict):
 class Privacy(Strict):
     """Differential privacy: models, and all that is made of noised sums, say little of any one client.
 
-    Each client's answers are cut to bounds, and sums get noise, once. Evaluation on clients' rows is not covered. See
-    "Privacy" in the documentation.
+    Each client's answers are cut to bounds, and sums get noise, once. With `scores` this covers evaluation on their
+    rows, too. See "Privacy" in the documentation.
 
     Args:
         epsilon: what the whole run may say of a client, at most; the noise follows from it.

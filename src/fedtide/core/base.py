@@ -265,7 +265,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Told:
-    """What a sum over clients tells of an evaluation, of whom none is seen by itself.
+    """An evaluation as a sum over clients tells it, of whom none is seen by itself.
 
     Args:
         accuracy: mean over clients that have rows, each of which counts once; with noise it may be below 0 or above 1.

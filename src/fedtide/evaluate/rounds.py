@@ -99,7 +99,7 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
         **clustering(judge, cost),
         **samples(truth, step, judge),
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
-        **({} if fleet.ledger is None else what_is_spent(fleet.ledger, step.moment.round)),
+        **({} if fleet.ledger is None else describe_spending(fleet.ledger, step.moment.round)),
         **shares(truth, step, participants),
         **branches(truth, trained),
         **blends(truth, step, trained),
@@ -111,8 +111,8 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
     }
 
 
-def what_is_spent(ledger: Ledger, number: int) -> dict[str, Any]:
-    """Return what was spent of the privacy of any one client up to a round, and how participants are drawn."""
+def describe_spending(ledger: Ledger, number: int) -> dict[str, Any]:
+    """Return the epsilon of any one client up to a round, and how participants are drawn."""
     return {"epsilon": ledger.spent(number), **ledger.draws(number)}
 
 

@@ -84,12 +84,12 @@ class Clients:
         return Answer({}) if self.hides and (answer is None or not is_finite(answer)) else answer
 
     def _judged(self, ask: Ask, client: int, received: Payload) -> Answer:
-        """Return what a client says of its scores in a sum; with too few rows it says what one without rows says."""
+        """Return the part of a client in a sum of scores; with too few rows it is that of one without rows."""
         part, grouping, other = parts_of(ask.question)
-        alone = torch.tensor([client])
-        if int(self.rows.sizes(alone, part, ask.moment)) < self.rows_at_least:
+        ids = torch.tensor([client])
+        if int(self.rows.sizes(ids, part, ask.moment)) < self.rows_at_least:
             return NO_ROWS
-        scoring = Scoring(replace(ask, question="adapt", purpose="adapt", clients=alone, slot=None), part)
+        scoring = Scoring(replace(ask, question="adapt", purpose="adapt", clients=ids, slot=None), part)
         scoring = replace(scoring, grouping=grouping, other=other)
         ((_, answer),) = answers_of(score(self, scoring, received))
         return answer
@@ -335,11 +335,11 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
 
 
 NO_ROWS = Answer(total_of(None))
-"""What a client says of its scores if it has no rows."""
+"""The part in a sum of scores of a client that has no rows."""
 
 
 def answers_of(scores: Scores) -> Iterator[tuple[int, Answer]]:
-    """Yield each client with what it says of its scores in a sum (`fedtide.wire.scores`); NaN predicts nothing."""
+    """Yield each client with its part in a sum of scores (`fedtide.wire.scores`); NaN predicts nothing."""
     columns = (scores.clients, scores.rows, scores.correct)
     for client, rows, correct in zip(*(column.tolist() for column in columns), strict=True):
         yield client, Answer(total_of(correct / rows if rows else None))

@@ -386,7 +386,7 @@ class SimulatedFleet:
         return replace(scores, summed=True, told=self._told(scoring, scores, payload))
 
     def _told(self, scoring: Scoring, scores: Scores, payload: Payload) -> Told | None:
-        """Return what the server is told of scores by their sum, which is released."""
+        """Release the sum of scores, and return the evaluation as it tells it."""
         ask = self.vectors.add_forms(scoring.as_sum(len(self.queries) + self._summed), payload)
         self._summed += 1
         counts = self.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool))

@@ -20,7 +20,7 @@ from fedtide.learn.training import training_loss
 from fedtide.wire.answer_schema import Schema, Schemas, made_up
 from fedtide.wire.noise import score_deviation
 from fedtide.wire.pipeline import FLOATING, Opening, Wire
-from fedtide.wire.scores import is_score, told, total_of
+from fedtide.wire.scores import is_score, read_sums, total_of
 from fedtide.wire.vector import Form, added, as_total, form_of
 
 BLOCKS = 16
@@ -251,12 +251,12 @@ class Vectors:
         return _total(ask, sums)
 
     def told(self, total: Tree) -> Told | None:
-        """Return what the opened sums of an evaluation tell, with the deviation of their noise."""
+        """Return the evaluation that opened sums tell, with the deviation of their noise."""
         ledger = self.wire.ledger
         deviation = 0.0 if ledger is None or ledger.scores is None else score_deviation(ledger.scores.z)
         sums = total if isinstance(total, list) else [total]
         opened = [part for part in sums if part is not None]
-        return told(opened, deviation) if opened else None
+        return read_sums(opened, deviation) if opened else None
 
     def schemas_of(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
         """Return the schemas of the answers to a question, by slot, or 0."""

@@ -14,7 +14,8 @@ look at each of them. If they are masked, it is the word of the keys that masks 
 
 Some rules hold without a file, because no study needs more. A client is judged on test and validation rows alone, with
 few models in a round. The server receives its mean loss to three digits. In a private study, and with `epsilon`, no
-answer to "score" leaves the node unless `questions` names it, because it has no noise.
+answer to "score" leaves the node unless `questions` names it, because it has no noise. In a study that sums scores no
+exact answer leaves it at all, and "score" stands for the sum.
 """
 
 from collections.abc import Mapping

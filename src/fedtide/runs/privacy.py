@@ -135,9 +135,9 @@ def check_scores(experiment: Experiment, where: str = "") -> None:
     if experiment.wire is None or not experiment.wire.build().scores:
         return
     kinds = [metric.kind for metric in experiment.metrics]
-    for key, found in {"metrics": kinds, "references": experiment.references}.items():
-        if found:
-            raise refused(f"{where}{key}", ", ".join(found), "none where scores are sums ([wire])")
+    for key, names in {"metrics": kinds, "references": experiment.references}.items():
+        if names:
+            raise refused(f"{where}{key}", ", ".join(names), "none where scores are sums ([wire])")
     if experiment.score != "accuracy":
         kind = experiment.data.target.kind
         raise refused(f"{where}data.target", kind, "classes where scores are sums ([wire]), as an accuracy has bounds")

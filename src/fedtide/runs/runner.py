@@ -22,7 +22,7 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
-from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity, noise_of, what_is_spent
+from fedtide.evaluate.rounds import accuracies, describe, describe_spending, headline, heterogeneity, noise_of
 from fedtide.fleets.ask import ABSTAINED
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
@@ -400,7 +400,7 @@ def run_rounds(
             judge.refer(line["scores"], who)
             aside = time.perf_counter() - aside
             if fleet.ledger is not None:
-                line |= what_is_spent(fleet.ledger, number)  # by these scores, too
+                line |= describe_spending(fleet.ledger, number)  # by these scores, too
         stopped = reached(stop_at, accuracies_so_far)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()

@@ -1,9 +1,9 @@
-"""Scores of clients as sums of bounded numbers: the names of such questions, and what a client says.
+"""Scores of clients as sums of bounded numbers: names of such questions, parts of clients, and how they are read.
 
-A client says two numbers of an evaluation, of length 1/2 at most: its accuracy minus 1/2, and 1/2, or 0 and minus 1/2
-if it has no rows to be judged on. Every client counts once. So the mean accuracy is 1/2 and the first sum by the number
-of clients that have rows, which is the second sum and half of all clients. Numbers around 0 need half the noise that
-numbers from 0 to 1 would need.
+A client says two numbers of an evaluation, of length 1/2 at most: its accuracy minus 1/2, and 1/2. One without rows to
+be judged on says 0 and minus 1/2. Every client counts once. The second sum and half of all clients is the number of
+clients that have rows. The first sum by that number, and 1/2, is their mean accuracy. Numbers around 0 need half the
+noise that numbers from 0 to 1 would need.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def is_score(question: str) -> bool:
 
 
 def total_of(accuracy: float | None) -> Tree:
-    """Return what a client says, by its accuracy; None if it has no rows.
+    """Return the part of a client in a sum, by its accuracy; None if it has no rows.
 
     >>> total_of(0.75)["score"]["accuracy"], total_of(None)["score"]["judged"]
     (Weighted(value=0.25, weight=1.0), Weighted(value=-0.5, weight=1.0))
@@ -64,15 +64,16 @@ def total_of(accuracy: float | None) -> Tree:
     return {SCORE: {"accuracy": Weighted(value, 1.0), "judged": Weighted(judged, 1.0)}}
 
 
-def told(sums: Sequence[Tree], deviation: float) -> Told | None:
-    """Return what the sums of an evaluation tell, of which there may be one for each slot; None if that is too little.
+def read_sums(sums: Sequence[Tree], deviation: float) -> Told | None:
+    """Return the evaluation that sums tell, of which there may be one for each slot; None if noise drowns them.
 
     Args:
         sums: as a server reads them, each of other clients.
         deviation: of the noise on each number.
 
     >>> from fedtide.core.base import Sum
-    >>> told([{"score": {"accuracy": Sum(1.0, 4.0), "judged": Sum(2.0, 4.0)}}], 0.0)  # accuracies 0.75, four clients
+    >>> four = {"accuracy": Sum(1.0, 4.0), "judged": Sum(2.0, 4.0)}  # clients of accuracy 0.75
+    >>> read_sums([{"score": four}], 0.0)
     Told(accuracy=0.75, noise=0.0, clients=4.0)
     """
     accuracy, judged = (sum(float(total[SCORE][name].value) for total in sums) for name in ("accuracy", "judged"))

@@ -32,7 +32,7 @@ from fedtide.runs.runner import Run, evaluated, judge_of, run_rounds
 from fedtide.wire.accounting import Plan, delta_of, epsilon_of, mu_of
 from fedtide.wire.ledger import Ledger, Line, Safe, read
 from fedtide.wire.noise import simulated_noise
-from fedtide.wire.scores import told, total_of
+from fedtide.wire.scores import read_sums, total_of
 from fedtide.wire.vector import opened
 
 CLIP = {"delta": 1.0, "loss": 1.0}
@@ -109,7 +109,7 @@ def test_error_bars_are_as_wide_as_the_noise():
     for _ in range(2000):
         noise = deviation * torch.randn(2, generator=draw, dtype=torch.float64)
         sums = {"accuracy": Sum(0.3 * clients + noise[0], clients), "judged": Sum(0.5 * clients + noise[1], clients)}
-        entry = told([{"score": sums}], deviation)
+        entry = read_sums([{"score": sums}], deviation)
         accuracies.append(entry.accuracy)
         widths.append(entry.noise)
     spread = torch.tensor(accuracies)
@@ -119,15 +119,15 @@ def test_error_bars_are_as_wide_as_the_noise():
 
 def test_a_count_that_drowns_tells_nothing():
     total = {"score": {"accuracy": Sum(1.0, 4.0), "judged": Sum(2.0, 4.0)}}
-    assert told([total], 1.3) is not None
-    assert told([total], 1.4) is None
-    assert told([total, total], 0.9).noise == pytest.approx(0.9 * math.sqrt(2) * math.hypot(1, 0.25) / 8)
+    assert read_sums([total], 1.3) is not None
+    assert read_sums([total], 1.4) is None
+    assert read_sums([total, total], 0.9).noise == pytest.approx(0.9 * math.sqrt(2) * math.hypot(1, 0.25) / 8)
 
 
 def test_clients_without_rows_count_for_nothing_and_cannot_be_told():
     said = [total_of(accuracy)["score"] for accuracy in (1.0, 0.5, None)]
     sums = {name: Sum(sum(one[name].value for one in said), 3.0) for name in ("accuracy", "judged")}
-    assert told([{"score": sums}], 0.0).accuracy == 0.75
+    assert read_sums([{"score": sums}], 0.0).accuracy == 0.75
     lengths = {abs(one[name].value) for one in said for name in one}
     assert max(lengths) == 0.5
 
