@@ -29,6 +29,7 @@ from fedtide.fields.types import (
 )
 from fedtide.wire.clip import Adaptive, Clip
 from fedtide.wire.pipeline import FEWEST, Wire
+from fedtide.wire.scores import BOUNDS
 
 # -- [fleet] -----------------------------------------------------------------------------------------------------------
 
@@ -216,8 +217,8 @@ class Adapt(Strict):
 class Privacy(Strict):
     """Differential privacy: models, and all that is made of noised sums, say little of any one client.
 
-    Each client's answers are cut to bounds, and sums get noise, once. Evaluation on clients' rows is not covered. See
-    "Privacy" in the documentation.
+    Each client's answers are cut to bounds, and sums get noise, once. With `scores` this covers evaluation on their
+    rows, too. See "Privacy" in the documentation.
 
     Args:
         epsilon: what the whole run may say of a client, at most; the noise follows from it.
@@ -236,6 +237,8 @@ class Privacy(Strict):
         times: rounds that a client answers in, at most; None means as many as the distance allows. Without `distance`
             and `times`, plain noise and a uniform or poisson cohort gain by the chance not to be drawn, if that is a
             gain.
+        scores: what all evaluations together may say of a client, at most, on top of `epsilon`. Then clients' scores
+            are sums with noise, and all choices are made by these. None: scores are exact and in no budget.
     """
 
     epsilon: Positive | None = None
@@ -247,11 +250,13 @@ class Privacy(Strict):
     noise: Literal["plain", "banded"] = "plain"
     distance: Count | None = None
     times: Count | None = None
+    scores: Positive | None = None
 
     @property
     def step(self) -> Clip:
         """The clients' step."""
-        return Clip(self.clip, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
+        bounds = self.clip if self.scores is None else {**self.clip, **BOUNDS}
+        return Clip(bounds, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
 
     @model_validator(mode="after")
     def _check(self) -> "Privacy":
@@ -272,11 +277,14 @@ class WireSettings(Strict):
             numbers.
         fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
             more if sums are secure, because of two clients each learns the other from their sum.
+        sum_scores: scores of clients are sums, too: the server is told the mean accuracy of `fewest` clients or more,
+            in which each counts once, and choices are made by it. With `privacy` it is `privacy.scores` that says so.
         privacy: differential privacy; None adds no noise.
     """
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
+    sum_scores: Flag = False
     privacy: Privacy | None = None
 
     @model_validator(mode="after")
@@ -287,11 +295,18 @@ class WireSettings(Strict):
                 f"found `fewest = {self.fewest}` and `secure = true`, but a sum of {few}; "
                 f"allowed: `fewest` of {FEWEST} or more, or `secure = false`"
             )
+        if self.sum_scores and self.privacy is not None and self.privacy.scores is None:
+            raise ValueError(
+                "found `sum_scores = true` and `privacy` without `scores`, but sums of scores would have no noise; "
+                "allowed: an epsilon for them, `privacy.scores`"
+            )
         return self
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
-        return Wire(self.secure, self.fewest, None if self.privacy is None else self.privacy.step)
+        if self.privacy is None:
+            return Wire(self.secure, self.fewest, scores=self.sum_scores)
+        return Wire(self.secure, self.fewest, self.privacy.step, scores=self.privacy.scores is not None)
 
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------

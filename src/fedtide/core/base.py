@@ -264,6 +264,21 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Told:
+    """An evaluation as a sum over clients tells it, of whom none is seen by itself.
+
+    Args:
+        accuracy: mean over clients that have rows, each of which counts once; with noise it may be below 0 or above 1.
+        noise: standard deviation of the noise on it; 0 without noise.
+        clients: how many have rows, with noise.
+    """
+
+    accuracy: float
+    noise: float
+    clients: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """Per-client results on one part of the data, as sums, so that any mean can be taken afterwards.
 
@@ -282,6 +297,9 @@ class Scores:
         group: (clients,) number of each client's true group, in an evaluation that knows it.
         moment: when they were judged, in an evaluation.
         pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.scoring`.
+        summed: whether the server is told sums alone: then `told` is all that it knows, None if that is nothing, and
+            the other numbers are what a simulation knows.
+        told: by these sums.
     """
 
     clients: Tensor
@@ -296,6 +314,8 @@ class Scores:
     moment: Moment | None = None
     pooled: Mapping[str, Tensor] = field(default_factory=dict)
     sums: Mapping[str, Tensor] = field(default_factory=dict)
+    summed: bool = False
+    told: Told | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -329,6 +349,13 @@ class Scores:
         whole = replace(self, pooled={})
         picked: Scores = map_leaves(lambda leaf: leaf[where] if isinstance(leaf, Tensor) else leaf, whole)
         return picked
+
+    @property
+    def headline(self) -> float:
+        """The accuracy by which choices are made: what the server is told by sums, NaN if that is nothing, or all."""
+        if self.summed:
+            return math.nan if self.told is None else self.told.accuracy
+        return self.accuracy
 
     @property
     def accuracy(self) -> float:

@@ -282,6 +282,26 @@ def accuracies(axes: Axes, curves: Mapping[int, Sequence[Curve]], names: Sequenc
     legend_above(axes)
 
 
+def noise_bars(axes: Axes, curves: Mapping[int, Sequence[Curve]], noises: Mapping[int, Sequence[Curve]]) -> None:
+    """Draw the known noise on the accuracies of methods as error bars: one standard deviation of a mean over seeds.
+
+    Args:
+        axes: panel, with the curves.
+        curves: accuracies of each seed, by the number of the method.
+        noises: standard deviations of their noise, in the same order.
+    """
+    for number, of_runs in noises.items():
+        x, _ = max(of_runs, key=lambda curve: len(curve[0]))
+        pairs = zip(curves[number], of_runs, strict=True)
+        alike = [(values, noise) for (_, values), (at, noise) in pairs if len(at) and np.array_equal(at, x[: len(at)])]
+        values, noise = (stack_runs(rows) for rows in zip(*alike, strict=True))
+        width = np.sqrt((noise**2).sum(axis=0)) / len(noise)
+        axes.errorbar(
+            x[: len(width)], 100 * values.mean(axis=0), 100 * width,
+            fmt="none", ecolor=look(number).color, elinewidth=0.9, capsize=2, alpha=0.7,
+        )  # fmt: skip
+
+
 def fit_percent(panels: Sequence[Axes]) -> None:
     """Set the vertical axes of panels to all of their values, within 0 to 100 unless values are below 0."""
     values = [np.asarray(line.get_ydata()) for axes in panels for line in axes.lines]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ class Judge:
         `other` is the name of another use of the state.
         """
         pooled = tuple(dict.fromkeys(metric.needs for metric in self.metrics if metric.needs))
-        options: ScoreOptions = {"grouping": self.grouping, "other": other}
+        options: ScoreOptions = {"grouping": self.grouping, "other": other, "record": True}
         if pooled:
             options["pooled"] = pooled
         for whole in self.views:
@@ -122,7 +122,13 @@ class Judge:
         return {self.metrics[0].name: scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
-        """Return the entry of one view in `rounds.jsonl`, with the scores of answers without a federation."""
+        """Return the entry of one view in `rounds.jsonl`, with the scores of answers without a federation.
+
+        If the server is told sums alone it has what they tell, and nothing else.
+        """
+        if scores.summed:
+            entry = {} if scores.told is None else asdict(scores.told)
+            return {name: value for name, value in entry.items() if name != "noise" or value}
         truth, own_expert = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)

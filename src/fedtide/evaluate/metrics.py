@@ -77,6 +77,7 @@ OVER_CLIENTS = METRICS[2:]
 
 NO_METRICS = (
     "rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines", "reference",
+    "noise", "clients",
 )  # fmt: skip
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 

@@ -19,6 +19,7 @@ from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
 from fedtide.fleets.devices import samples_of
 from fedtide.learn.local import question_cost
+from fedtide.wire.ledger import Ledger
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -27,8 +28,23 @@ def headline(line: Mapping[str, Any]) -> float | None:
     >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
     0.25
     """
-    shown = [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
+    shown = _shown(line)
     return score_in(shown[0]) if shown else None
+
+
+def noise_of(line: Mapping[str, Any]) -> float | None:
+    """Return the standard deviation of the noise on the accuracy of an evaluation; None without noise or evaluation.
+
+    >>> noise_of({"scores": {"val": {"accuracy": 0.5, "noise": 0.1}}}), noise_of({"round": 3})
+    (0.1, None)
+    """
+    shown = _shown(line) if "scores" in line else []
+    return shown[0].get("noise") if shown else None
+
+
+def _shown(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries of an evaluation, that of the headline first."""
+    return [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
 
 
 def score_in(entry: Mapping[str, Any]) -> Any:
@@ -37,8 +53,12 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 
 
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
-    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal)."""
-    return line["scores"][view].get("rows") if "window" in line else None
+    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal).
+
+    Of sums of clients it is the number of clients.
+    """
+    entry = line["scores"][view]
+    return entry.get("rows", entry.get("clients")) if "window" in line else None
 
 
 def weight_in(line: Mapping[str, Any], view: str) -> float | None:
@@ -80,7 +100,7 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
         **clustering(judge, cost),
         **samples(truth, step, judge),
         **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
-        **({} if fleet.ledger is None else {"epsilon": fleet.ledger.epsilon(), **fleet.ledger.draws}),
+        **({} if fleet.ledger is None else describe_spending(fleet.ledger, step.moment.round)),
         **shares(truth, step, participants),
         **branches(truth, trained),
         **blends(truth, step, trained),
@@ -95,6 +115,11 @@ def describe(step: Step, judge: Judge, cost: Mapping[str, Cost]) -> dict[str, An
 def remaining(truth: Population | None, clients: Tensor) -> Tensor:
     """Return the clients that have not left; of real ones the roster says who they are."""
     return clients if truth is None else clients[truth.remains(clients)]
+
+
+def describe_spending(ledger: Ledger, number: int) -> dict[str, Any]:
+    """Return the epsilon of any one client up to a round, and how participants are drawn."""
+    return {"epsilon": ledger.spent(number), **ledger.draws(number)}
 
 
 def clustering(judge: Judge, cost: Mapping[str, Cost]) -> dict[str, Any]:

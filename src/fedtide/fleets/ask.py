@@ -11,6 +11,7 @@ from fedtide.core.base import Cost, Grouping, Moment, Notes, Payload, Reply, Sco
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
+from fedtide.wire.scores import question_of
 from fedtide.wire.vector import Form
 
 ABSTAINED, NOT_FINITE = "abstained", "not finite"
@@ -142,6 +143,7 @@ class Scoring:
         other: name of the other use of the state that is evaluated; "" is the algorithm's own.
         group: (clients,) the true group of each, for the grouping "oracle" alone; else None.
         pooled: names of sums over all rows, `fedtide.fleets.scoring`.
+        record: whether it is one of those that the record has, which is a sum if scores are.
     """
 
     ask: Ask
@@ -151,10 +153,16 @@ class Scoring:
     other: str = ""
     group: Tensor | None = None
     pooled: tuple[str, ...] = ()
+    record: bool = False
 
     def of(self, where: Tensor) -> Self:
         """Return the scoring of some of its clients, by mask or by position."""
         return replace(self, ask=self.ask.of(where), group=None if self.group is None else self.group[where])
+
+    def as_sum(self, number: int) -> Ask:
+        """Return the question whose sum tells the scores; `number` counts the asks before it in the round."""
+        question = question_of(self.part, self.grouping, self.other)
+        return replace(self.ask, question=question, purpose=question, number=number)
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -167,6 +175,7 @@ class ScoreOptions(TypedDict, total=False):
         grouping: which rows decide together, "client" by default.
         other: name of the other use of the state that is evaluated.
         pooled: names of sums over all rows, in a simulation alone.
+        record: whether it is one of those that the record has, which is a sum if scores are.
     """
 
     slot: Slot | None
@@ -175,6 +184,7 @@ class ScoreOptions(TypedDict, total=False):
     grouping: Grouping
     other: str
     pooled: tuple[str, ...]
+    record: bool
 
 
 def make_scoring(clients: Tensor, moment: Moment, number: int, **options: Unpack[ScoreOptions]) -> Scoring:

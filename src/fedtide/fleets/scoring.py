@@ -15,6 +15,7 @@ from fedtide.fleets.ask import Ask, Scoring
 from fedtide.learn.device import drawn_from
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import ROWS
+from fedtide.wire.scores import is_score, parts_of, total_of
 
 
 class ClientRows(Protocol):
@@ -59,6 +60,7 @@ class Clients:
         memory: what they keep.
         partial_work: probability that a client asked to train does only a part of its local work.
         hides: whether one that has nothing to say, or not numbers, answers with zeros, as that would tell of its rows.
+        rows_at_least: rows below which one is not judged in a sum.
     """
 
     algorithm: Algorithm
@@ -67,6 +69,7 @@ class Clients:
     memory: Kept
     partial_work: float = 0.0
     hides: bool = False
+    rows_at_least: int = 1
 
     def answers(self, ask: Ask, payload: Payload) -> Iterator[tuple[int, Answer | None]]:
         """Yield each client of a question with its answer, one after the other."""
@@ -75,8 +78,21 @@ class Clients:
 
     def answer(self, ask: Ask, client: int, received: Payload) -> Answer | None:
         """Return the answer of one client, the same bits each time; its tensors may soon be written over."""
+        if is_score(ask.question):
+            return self._judged(ask, client, received)
         answer = self._do(self.algorithm.works[ask.question], ask, client, received)
         return Answer({}) if self.hides and (answer is None or not is_finite(answer)) else answer
+
+    def _judged(self, ask: Ask, client: int, received: Payload) -> Answer:
+        """Return the part of a client in a sum of scores; with too few rows it is that of one without rows."""
+        part, grouping, other = parts_of(ask.question)
+        ids = torch.tensor([client])
+        if int(self.rows.sizes(ids, part, ask.moment)) < self.rows_at_least:
+            return NO_ROWS
+        scoring = Scoring(replace(ask, question="adapt", purpose="adapt", clients=ids, slot=None), part)
+        scoring = replace(scoring, grouping=grouping, other=other)
+        ((_, answer),) = answers_of(score(self, scoring, received))
+        return answer
 
     def adapt(self, ask: Ask, client: int, received: Payload, part: str) -> Memory:
         """Return a client's memory in an evaluation, adapted on its own rows if the algorithm adapts.
@@ -316,6 +332,17 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
     pooled = {name: torch.stack([part.pooled[name] for part in parts if name in part.pooled]).sum(0) for name in names}
     ids = torch.cat([part.clients for part in parts])
     return Scores(ids, **columns, **tables, pooled=pooled).credited  # type: ignore[arg-type]
+
+
+NO_ROWS = Answer(total_of(None))
+"""The part in a sum of scores of a client that has no rows."""
+
+
+def answers_of(scores: Scores) -> Iterator[tuple[int, Answer]]:
+    """Yield each client with its part in a sum of scores (`fedtide.wire.scores`); NaN predicts nothing."""
+    columns = (scores.clients, scores.rows, scores.correct)
+    for client, rows, correct in zip(*(column.tolist() for column in columns), strict=True):
+        yield client, Answer(total_of(correct / rows if rows else None))
 
 
 PERSONAL_BYTES = 256_000_000

@@ -18,6 +18,7 @@ from fedtide.core.base import (
     Scores,
     Shard,
     State,
+    Told,
     Weights,
 )
 from fedtide.core.errors import FedtideError, refused
@@ -43,8 +44,8 @@ from fedtide.fleets.ask import (
 )
 from fedtide.fleets.devices import Clock, SteadyClock
 from fedtide.fleets.engines import Engine, Host
-from fedtide.fleets.scoring import concat_scores
-from fedtide.fleets.totals import BLOCKS, PLAIN, Vectors, blocks_of_clients, bytes_down, join, split_blocks
+from fedtide.fleets.scoring import answers_of, concat_scores
+from fedtide.fleets.totals import BLOCKS, PLAIN, Block, Vectors, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS
 from fedtide.wire.ledger import Ledger, arrivals, eligible
 from fedtide.wire.pipeline import Wire
@@ -132,6 +133,7 @@ class SimulatedFleet:
         self.clustering = Stopwatch()
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
+        self._summed = 0
         self.substituted = 0
         self.joined: dict[int, int] = {}
         self._new: list[int] = []
@@ -161,6 +163,7 @@ class SimulatedFleet:
         """Enter a moment."""
         self.moment = moment
         self.queries = []
+        self._summed = 0
         self.substituted = 0
         self.server_seconds = 0.0
         self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
@@ -394,7 +397,21 @@ class SimulatedFleet:
         scoring = self._scoring(clients, **options)
         rows = self.population.sizes(scoring.ask.clients, scoring.part, self.moment)
         blocks = blocks_of_clients(rows) if self.adapts and scoring.personal else _blocks_of_rows(rows)
-        return concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
+        scores = concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
+        if not (scoring.record and self.vectors.wire.scores):
+            return scores
+        return replace(scores, summed=True, told=self._told(scoring, scores, payload))
+
+    def _told(self, scoring: Scoring, scores: Scores, payload: Payload) -> Told | None:
+        """Release the sum of scores, and return the evaluation as it tells it."""
+        ask = self.vectors.add_forms(scoring.as_sum(len(self.queries) + self._summed), payload)
+        self._summed += 1
+        counts = self.vectors.keep_enough(ask, torch.ones(len(ask.clients), dtype=torch.bool))
+        block = Block(ask.of(counts), self.vectors.wire)
+        for client, answer in answers_of(scores):
+            if counts[ask.clients == client]:
+                block.count(client, answer)
+        return self.vectors.told(self.vectors.open(ask, payload, block.result()).total)
 
     def _scoring(self, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scoring:
         """Return the evaluation of some clients, with their true groups if these decide together."""

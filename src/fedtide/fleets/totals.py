@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.base import Algorithm, Answer, Notes, Payload, Shard, Slotted
+from fedtide.core.base import Algorithm, Answer, Notes, Payload, Shard, Slotted, Told
 from fedtide.core.errors import refused
 from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
 from fedtide.wire.answer_schema import Schema, Schemas, made_up
+from fedtide.wire.noise import score_deviation
 from fedtide.wire.pipeline import FLOATING, Opening, Wire
+from fedtide.wire.scores import is_score, read_sums, total_of
 from fedtide.wire.vector import Form, added, as_total, form_of
 
 BLOCKS = 16
@@ -162,6 +164,10 @@ ALL = 0
 """The one sum of clients that are in no slots."""
 
 
+OF_SCORES = Schema({"total": total_of(None), "rows": {}}, 1000)
+"""The schema of what a client says of an evaluation."""
+
+
 @dataclass(frozen=True)
 class Vectors:
     """The sums of a fleet as vectors.
@@ -221,21 +227,21 @@ class Vectors:
         if ask.forms is None:
             return done
         schemas, sums, few = self.schemas_of(ask, payload), dict[int, Tree](), list[int]()
-        vectors = done.vectors
-        if self.wire.divisor is not None:
+        vectors, wire = done.vectors, self.wire.of(ask.question)
+        if wire.divisor is not None:
             if ask.slot is not None:
                 raise refused("cohort", "poisson", "uniform", "the method asks clients in slots, whose sizes tell them")
             vectors = {ALL: torch.zeros(ask.forms[ALL].size, dtype=torch.int64)} | vectors
         for slot, vector in vectors.items():
             members = _members(ask, done.clients, slot)
-            if len(members) < self.wire.fewest and self.wire.divisor is None:
+            if len(members) < wire.fewest and wire.divisor is None:
                 few += members
                 continue
             for unit in (closed or {}).get(slot, ()):
                 vector[ask.forms[slot].end + unit] = 0
             named = None if ask.slot is None else slot
             opening = Opening(ask.question, ask.version, named, tuple(members), ask.forms[slot])
-            sums[slot] = self.wire.receive(vector, opening, *_like(schemas[slot]))
+            sums[slot] = wire.receive(vector, opening, *_like(schemas[slot]))
         return replace(without(done, few), total=_total(ask, sums), vectors={})
 
     def read_released(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
@@ -244,9 +250,19 @@ class Vectors:
         sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
         return _total(ask, sums)
 
+    def told(self, total: Tree) -> Told | None:
+        """Return the evaluation that opened sums tell, with the deviation of their noise."""
+        ledger = self.wire.ledger
+        deviation = 0.0 if ledger is None or ledger.scores is None else score_deviation(ledger.scores.z)
+        sums = total if isinstance(total, list) else [total]
+        opened = [part for part in sums if part is not None]
+        return read_sums(opened, deviation) if opened else None
+
     def schemas_of(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
         """Return the schemas of the answers to a question, by slot, or 0."""
         slots = [ALL] if ask.slot is None else ask.slot.unique().tolist()
+        if is_score(ask.question):
+            return dict.fromkeys(slots, OF_SCORES)
         sent = {slot: payload if ask.slot is None else payload[slot] for slot in slots}
         return {slot: self.schemas.of(ask.question, sent[slot], ask.moment, ask.reveal) for slot in slots}
 

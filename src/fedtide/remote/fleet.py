@@ -47,6 +47,7 @@ from fedtide.remote.schedule import Attendance, RealClock, RoundClock, Who
 from fedtide.wire.answer_schema import look
 from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
 from fedtide.wire.pipeline import Wire
+from fedtide.wire.scores import is_score
 
 LOOK = 0.2
 """Seconds between two looks at who is present."""
@@ -124,11 +125,16 @@ class ReleasedRounds:
         }
         return sums, answers
 
-    def offer(self, number: int, clients: frozenset[int]) -> None:
-        """Count a round of clients that are asked to open a sum, as their nodes do before they show anything."""
-        ledger, safe = self.wire.ledger, self.wire.safe
+    def offer(self, ask: Ask) -> None:
+        """Count a round of clients that are asked to open a sum, as their nodes do before they show anything.
+
+        All evaluations are planned, so one that is not opened takes no room.
+        """
+        ledger, safe, number, clients = self.wire.ledger, self.wire.safe, ask.version[0], ask.clients.tolist()
+        if is_score(ask.question):
+            return
         if ledger is not None and ledger.offer(number, clients) and safe is not None:
-            safe.offer(number, sorted(clients))
+            safe.offer(number, clients)
 
 
 @dataclass(eq=False)
@@ -192,6 +198,7 @@ class RemoteFleet:
         self.clustering = Stopwatch()
         life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
+        self._summed = 0
         self._masked = MaskedSums(self._mail, self.released.offer, self.signed)
         self._left_out = LeftOut()
         self.waited = 0.0
@@ -205,7 +212,7 @@ class RemoteFleet:
         self._end_round()
         began = time.perf_counter()
         self.moment = replace(moment, seconds=self.clock.begin(moment))
-        self.queries, self._elapsed, self._began = [], None, True
+        self.queries, self._summed, self._elapsed, self._began = [], 0, None, True
         self.record.begin()
         self.attendance.enroll()
         enough = max(self.fewest, self.vectors.wire.fewest)
@@ -312,11 +319,23 @@ class RemoteFleet:
         first = len(ask.clients) if first is None else first
         seconds = self.patience if deadline is None else min(self.patience, deadline)
         start = self.clock.monotonic()
-        self._mail.open((self.moment.round, len(self.queries)), self.attendance.node_of)
+        sent = None if began is None else began[clients.argsort()].isinf()
+        ask, reply = self._put(ask, payload, seconds, first, sent)
+        waited = self.clock.answered(self.clock.monotonic() - start)
+        cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
+        failed = {} if len(reply.clients) else find_failed(self._mail.nodes)
+        self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited, failed=failed))
+        self.spent_on[question] = self.spent_on.get(question, Cost()) + cost
+        return reply
+
+    def _put(
+        self, ask: Ask, payload: Payload, seconds: float, first: int, sent: Tensor | None = None
+    ) -> tuple[Ask, Reply]:
+        """Put a question, and count what comes; return it with its forms, and the reply."""
+        self._mail.open(ask.version, self.attendance.node_of)
         if self.vectors.schemas.memory is None:
             self.vectors.schemas.memory = self.memory.read(MADE_UP, ask.version)
         ask = self.vectors.add_forms(ask, payload)
-        sent = None if began is None else began[clients.argsort()].isinf()
         if lines := self.released.lines(self.moment.round, ask.number):
             reply = self._replay_released(ask, payload, lines)
         elif self.vectors.wire.secure and ask.forms is not None:
@@ -326,15 +345,12 @@ class RemoteFleet:
         else:
             self._send(ask, payload, seconds, first, sent)
             reply = self._count(ask, sent, first, payload, Opened({}, frozenset(), {}, {}))
-        waited = self.clock.answered(self.clock.monotonic() - start)
-        cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
-        failed = {} if len(reply.clients) else find_failed(self._mail.nodes)
-        self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited, failed=failed))
-        self.spent_on[question] = self.spent_on.get(question, Cost()) + cost
-        return reply
+        return ask, reply
 
     def _asked(self, ask: Ask) -> Tensor:
-        """Return the mask (clients,) of those that are asked at all."""
+        """Return the mask (clients,) of those that are asked at all: in an evaluation all, whose budget has it."""
+        if is_score(ask.question):
+            return torch.ones(len(ask.clients), dtype=torch.bool)
         answering = self.attendance.who.answers(ask.clients, self.moment, ask.number)
         return answering & eligible(self.ledger, ask.clients, self.moment.round)
 
@@ -400,7 +416,7 @@ class RemoteFleet:
         reply = self._close(ask, sent, reply, answers, words)
         if opened.amiss:
             self.record.asks[-1]["amiss"] = {str(client): opened.amiss[client] for client in sorted(opened.amiss)}
-        if ask.forms is not None and any(opened.closed.values()):
+        if ask.forms is not None and any(opened.closed.values()):  # of slots, which scores have none
             line = self.record.asks[-1]
             line["closed"] = {str(slot): list(units) for slot, units in opened.closed.items()}
             line["few"] = {
@@ -447,7 +463,10 @@ class RemoteFleet:
                 self._mail.forget(post, client)
             self._mail.node(self._mail.node_of[client])["clients"][str(client)] = word
         self.memory.commit(ask.version, changed)
-        self.record.add(ask, sent, reply, self._mail.nodes)
+        if is_score(ask.question):
+            self.record.score(self._mail.nodes)
+        else:
+            self.record.add(ask, sent, reply, self._mail.nodes)
         return reply
 
     def counted(self, client: int) -> Version | None:
@@ -473,6 +492,11 @@ class RemoteFleet:
         if scoring.pooled:
             raise refused("metrics", ", ".join(scoring.pooled), "what real clients send of an evaluation")
         ids = scoring.ask.clients.tolist()
+        if scoring.record and self.vectors.wire.scores:
+            ask = scoring.as_sum(len(self.queries) + self._summed)
+            self._summed += 1
+            total = self._put(ask, payload, self.patience, len(ids))[1].total if ids else None
+            return replace(concat_scores(()), summed=True, told=self.vectors.told(total))
         self._mail.open((self.moment.round, len(self.queries)), self.attendance.node_of)
         header = {name: getattr(scoring, name) for name in ("part", "personal", "grouping", "other")}
         self._mail.send(scoring.ask, payload, self.patience, "score", **header)

@@ -42,6 +42,7 @@ from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.policy import Policy, Unreadable
 from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
+from fedtide.wire.scores import SCORE, is_score, parts_of
 from fedtide.wire.vector import TooLarge, check_units, form_of
 
 PROTOCOL = 4
@@ -53,6 +54,12 @@ it comes again, and the digest of the payload."""
 
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
 """Values of a header that are others when a question comes again."""
+
+EXACT = "its study sums scores, and this one would be exact"
+"""Reason for which a client is not judged by itself."""
+
+SHARED = (*QuestionHeader.model_fields, "counted")
+"""Keys that the headers of a work and of an evaluation share."""
 
 SAFE = (TooLarge, MemoryLost, Unreadable)
 """Errors that tell nothing of rows, but for the range of their numbers."""
@@ -144,6 +151,9 @@ class Node:
             answer, tree = self._score(asked, received, header, payload)
         else:
             answer, tree = self._work(asked, received, began)
+            if is_score(asked.question):
+                judged = score_header(asked)
+                self._keep_received(judged, judged.model_dump(), payload, _memory_of(self.folder, asked))
         sent = question, answer, codec.to_bytes(tree)
         if not any(word.startswith(REFUSED) for word in answer["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
@@ -226,7 +236,8 @@ class Node:
         In a private study a client without news keeps its memory once more, because that would tell of its rows.
         """
         tree, traits = self._to_send(ask, client, answer, asked.reveal), self.algorithm.traits
-        keeps = answer.memory is not None or (self.wire.hides and bool(traits.keeps or traits.remembers))
+        is_work = not is_score(ask.question)
+        keeps = answer.memory is not None or (self.wire.hides and is_work and bool(traits.keeps or traits.remembers))
         if keeps:
             row = memory.read(client, ask.version) if answer.memory is None else answer.memory
             memory.write(client, ask.version, row, _counted(asked.settled[str(client)]))
@@ -261,7 +272,12 @@ class Node:
         if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
             return f"it has no client {others[0]}"
         if isinstance(asked, ScoreHeader):
-            return None
+            return EXACT if self.wire.scores else None
+        if isinstance(asked, WorkHeader) and is_score(asked.question):
+            if not self.wire.scores or asked.forms is None:
+                return "its study does not ask for scores in a sum"
+            if score_header(asked).part == "train":
+                return "it is judged on test and validation rows alone"
         if self.wire.hides and isinstance(asked, WorkHeader) and asked.reveal:
             return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
         if self.policy().secure and self.masker is None:
@@ -293,7 +309,8 @@ class Node:
         return f"{type(error).__name__} at the node, whose log says more"
 
     def _clients(self, memory: NodeMemory) -> Clients:
-        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides)
+        least = self.policy().rows_at_least
+        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides, least)
 
     def _score(
         self, asked: ScoreHeader, received: Tree, header: Mapping[str, Any], payload: bytes
@@ -376,6 +393,18 @@ def _state_of(algorithm: Algorithm) -> Any:
 
 def _refusal(asked: AnyHeader, why: object) -> tuple[dict[str, Any], bytes]:
     return {"clients": dict.fromkeys(map(str, asked.clients), f"{REFUSED}{why}")}, b""
+
+
+def score_header(asked: WorkHeader) -> ScoreHeader:
+    """Return the header of the evaluation whose sum a question asks for.
+
+    Raises:
+        FedtideError: its name is not that of one.
+    """
+    part, grouping, other = parts_of(asked.question)
+    shared = {name: value for name, value in asked.model_dump().items() if name in SHARED}
+    judged = {"kind": SCORE, "part": part, "grouping": grouping, "other": other}
+    return read(ScoreHeader, shared | judged, "the question")
 
 
 def _version(pair: Sequence[int]) -> Version:

@@ -148,13 +148,13 @@ class MaskedSums:
 
     Args:
         mail: sends questions and receives answers.
-        offer: receives the round and the clients that are asked to open a sum, before they are asked.
+        offer: receives the question to the clients that are asked to open its sums, before they are asked.
         signed: tells whether a key, and for what, is signed by the registered one of its node; others would refuse to
             mask with it.
     """
 
     mail: Mailbox
-    offer: Callable[[int, frozenset[int]], None]
+    offer: Callable[[Ask], None]
     signed: Callable[..., bool]
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
@@ -189,7 +189,7 @@ class MaskedSums:
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
             if shared := frozenset(answered) & dealing.dealt.keys():  # others may open these, so their nodes count them
-                self.offer(ask.version[0], shared)
+                self.offer(_only(here, set(shared)))
             alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:
@@ -199,7 +199,7 @@ class MaskedSums:
             if not self._names_the_same(alive):
                 break
             asked, named_before = alive, clients
-            self.offer(ask.version[0], clients)
+            self.offer(alive)
             this = Try(here, payload, alive, answers, dealing, end)
             sums, why, closed = self._open_parts(this)
             self._forget_keys(this.lost)

@@ -14,7 +14,8 @@ look at each of them. If they are masked, it is the word of the keys that masks 
 
 Some rules hold without a file, because no study needs more. A client is judged on test and validation rows alone, with
 few models in a round. The server receives its mean loss to three digits. In a private study, and with `epsilon`, no
-answer to "score" leaves the node unless `questions` names it, because it has no noise.
+answer to "score" leaves the node unless `questions` names it, because it has no noise. In a study that sums scores no
+exact answer leaves it at all, and "score" stands for the sum.
 """
 
 from collections.abc import Mapping
@@ -27,9 +28,8 @@ from pydantic import Field
 from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
 from fedtide.fields.types import Count, Flag, Positive, Strict, spelled
+from fedtide.wire.scores import SCORE, is_score
 
-SCORE = "score"
-"""Name of the question that judges what was sent on the clients' own rows."""
 COLUMNS = ("choice", "weights", "density")
 """Columns of an evaluation that a policy can hide, beside `others` by their names."""
 
@@ -75,7 +75,7 @@ class Policy(Strict):
         >>> Policy(reveals=(), fewest=3).refuses({"kind": "ask", "question": "train", "reveal": ["utility"]})
         "its owner does not reveal 'utility'; allowed: nothing"
         """
-        question = SCORE if header.get("kind") == SCORE else header["question"]
+        question = SCORE if header.get("kind") == SCORE or is_score(header["question"]) else header["question"]
         return self.objection(question, header.get("reveal", ()), header.get("members", 0))
 
     def objection(self, question: str, reveal: Any, members: int | None = None) -> str | None:

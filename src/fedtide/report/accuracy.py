@@ -192,6 +192,9 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     if signs:
         words = ", ".join(f"{mark} {SIGNS[mark].format(summary.paired[0].baseline)}" for mark in SIGNS if mark in signs)
         text += f" Signs, by 95 % confidence intervals of the differences at each seed: {words}."
+    if noise := record.late_noise:
+        size = f"{100 * noise:.2g} points on the {summary.score} of a seed"
+        text += f" Scores are sums with noise: {size} (one standard deviation)."
     return f"{text}{summary.target.explained}".strip()
 
 
@@ -232,7 +235,7 @@ def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw accuracy over rounds; below it the participants, their domains and drifted clients.
 
-    {Score} on {rows} of {whose}, {every}.{band}
+    {Score} on {rows} of {whose}, {every}.{band}{noise}
     """
     if record.private and not record.accuracies:
         return None
@@ -251,6 +254,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     for axes in (top, *below[-1:]) if len(events) <= record.experiment.rounds / 2 else ():
         figures.mark_events(axes, events)
     figures.accuracies(top, record.accuracies, record.names, f"{record.experiment.score} of {record.whose}, %")
+    figures.noise_bars(top, record.accuracies, record.noises)
     draw_references(top, record, lambda run, keys: run.curve(record.view, at(*keys)))
     figures.over_rounds([top, *below][-1], 0, record.experiment.rounds)
     return figures.svg(figure, f"{record.experiment.score} over rounds")

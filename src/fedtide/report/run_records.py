@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.runs.folder import Planned, load, plan, shift_file
-from fedtide.wire.accounting import Sampling, Spent, total_epsilon
+from fedtide.wire.accounting import Plan, Sampling, Spent, total_epsilon
 
 # -- lines of a record -------------------------------------------------------------------------------------------------
 
@@ -318,17 +319,18 @@ class ExperimentRecord:
         return any(read_rounds(run.folder, ASKS) for run in self.runs)
 
     @cached_property
-    def private_runs(self) -> list[Spent]:
+    def private_runs(self) -> list[list[Spent]]:
         """Releases of each run, whose models may have several uses."""
         runs = [run for run in self.runs if not run.other and "epsilon" in run.lines[-1]]
-        return [_spent(run.lines[-1], len(run.lines)) for run in runs]
+        assert self.privacy is not None
+        return [_spent(run.lines[-1], len(run.lines), self.privacy.delta) for run in runs]
 
     @cached_property
     def spent(self) -> float | None:
         """Epsilon of all runs together, for one client; None if the library that tells it is not installed."""
         assert self.privacy is not None
         try:
-            return total_epsilon(self.private_runs, self.privacy.delta)
+            return total_epsilon(chain.from_iterable(self.private_runs), self.privacy.delta)
         except FedtideError:
             return None
 
@@ -428,17 +430,35 @@ class ExperimentRecord:
         """Accuracy curve of every run of each method, by the number of the method."""
         return self.curves(lambda run: run.accuracy(self.view))
 
+    @cached_property
+    def noises(self) -> dict[int, list[Curve]]:
+        """Standard deviation of the noise on each accuracy, as these; empty if scores have none."""
+        return self.curves(lambda run: run.curve(self.view, at("noise")))
+
+    @property
+    def late_noise(self) -> float:
+        """Largest standard deviation of the noise on the late accuracy of a run; 0 if scores have none."""
+        ends = [noise[rounds > rounds[-1] - self.window] for of_runs in self.noises.values()
+                for rounds, noise in of_runs if len(rounds)]  # fmt: skip
+        return max((float(np.sqrt((noise**2).sum()) / len(noise)) for noise in ends), default=0.0)
+
     @property
     def numbered(self) -> list[tuple[int, MethodRecord]]:
         """Methods that have runs, with their numbers, which determine their colors."""
         return [(number, method) for number, method in enumerate(self.methods) if method.runs]
 
 
-def _spent(last: dict[str, Any], times: int) -> Spent:
-    """Return the releases of a run by its last line; its draws say the noise of a round, and how clients are drawn."""
+def _spent(last: dict[str, Any], times: int, delta: float) -> list[Spent]:
+    """Return the releases of a run by its last line; its draws say the noise of a round, and how clients are drawn.
+
+    Where clients are drawn what evaluations spent stands by itself, because all clients are in them.
+    """
     draws = dict(last.get("sampled", {}))
     z = draws.pop("z", 1.0)
-    return Spent(last["epsilon"], z, Sampling(**draws) if draws else None, times)
+    sampling = Sampling(**draws) if draws else None
+    if sampling is None or "scored" not in last:
+        return [Spent(last["epsilon"], z, sampling, times)]
+    return [Spent(Plan(times, times, sampling=sampling).epsilon(z, delta), z, sampling, times), Spent(last["scored"])]
 
 
 def averaged_over(window: int, span: str) -> str:

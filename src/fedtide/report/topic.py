@@ -72,6 +72,7 @@ def words_of(record: ExperimentRecord) -> dict[str, str]:
         "averaged": record.averaged,
         "every": f"every {every} rounds" if every > 1 else "every round",
         "budget": describe_budget(record),
+        "noise": " Error bars: one standard deviation of the noise on scores." * bool(record.noises),
         "band": f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else "",
     }
 
@@ -81,7 +82,8 @@ def describe_budget(record: ExperimentRecord) -> str:
     if (privacy := record.privacy) is None:
         return ""
     text = f"Models and noised sums of one run say at most so much of a client (delta {privacy.delta:g}). "
-    text += "Scores are not in it." + " A simulation's noise is known from its seed." * (not record.real)
+    text += "Scores are in it." if privacy.scores is not None else "Scores are not in it."
+    text += " A simulation's noise is known from its seed." * (not record.real)
     if len(record.private_runs) > 1:
         spent = f"{record.spent:.3g}" if record.spent else "more, which pip install 'fedtide[privacy]' can tell"
         text += f" All {len(record.private_runs)} runs, of all methods and seeds, together come to epsilon {spent}."

@@ -69,7 +69,7 @@ class Live(TerminalBars, RunsDisplay):
         self._runs: list[Planned] = []
         self._tasks: dict[int, Any] = {}
         self._said: dict[int, float] = {}
-        self._accuracy: dict[int, float] = {}
+        self._accuracy: dict[int, tuple[float, float | None]] = {}
         self._left: dict[int, int] = {}  # rounds of each run
         self._played = 0
         self._since: float | None = None  # the first round, as processes take a while to start
@@ -85,7 +85,7 @@ class Live(TerminalBars, RunsDisplay):
     def progress(self, run: int, progress: Progress) -> None:
         """Show that run number `run` has played another round."""
         if progress.accuracy is not None:
-            self._accuracy[run] = progress.accuracy
+            self._accuracy[run] = progress.accuracy, progress.noise
         if self._since is None:
             self._since = time.monotonic()
         else:
@@ -108,7 +108,7 @@ class Live(TerminalBars, RunsDisplay):
 
     def _shown(self, run: int) -> str:
         score = self._runs[run].experiment.score
-        return scored(score, self._accuracy[run]) if run in self._accuracy else f"{score}     -  "
+        return scored(score, *self._accuracy[run]) if run in self._accuracy else f"{score}     -  "
 
     def _line(self, run: int, progress: Progress) -> None:
         now, last = time.monotonic(), progress.round == progress.rounds
@@ -137,13 +137,14 @@ class Live(TerminalBars, RunsDisplay):
         return f"{message}, {spoken(max(seconds, in_all))} left in all"
 
 
-def scored(score: str, value: float) -> str:
-    """An accuracy or skill, as wide as any.
+def scored(score: str, value: float, noise: float | None = None) -> str:
+    """An accuracy or skill, as wide as any, with the standard deviation of its noise.
 
-    >>> scored("skill", 0.5), scored("accuracy", math.nan)
-    ('skill  50.0 %', 'no accuracy, NaN')
+    >>> scored("skill", 0.5), scored("accuracy", math.nan), scored("accuracy", 0.5, 0.021)
+    ('skill  50.0 %', 'no accuracy, NaN', 'accuracy  50.0 ± 2.1 %')
     """
-    return f"no {score}, NaN" if math.isnan(value) else f"{score} {100 * value:5.1f} %"
+    blur = "" if noise is None else f" ± {100 * noise:.1f}"
+    return f"no {score}, NaN" if math.isnan(value) else f"{score} {100 * value:5.1f}{blur} %"
 
 
 def paced(rate: float) -> str:

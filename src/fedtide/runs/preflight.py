@@ -28,7 +28,7 @@ from fedtide.learn.device import CPU, find_device, warn_of_bfloat
 from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
-from fedtide.runs.privacy import check_delta, plan_of, sums_of
+from fedtide.runs.privacy import check_delta, check_scores, ledger_with, plan_of, sums_of, warn_of_blur
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -113,7 +113,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         unstacked_here: dict[str, str] = {}
         for method in point.method:
             built = _build(point, method, tried)
-            epsilon = max(epsilon, _check_privacy(built, sums))
+            epsilon = max(epsilon, _check_privacy(built, sums, tried.notes))
             needs += _needs(built)
             if point.fleet.kind == "stacked" and (why := why_alone(built.host)):
                 unstacked_here[method.name] = why
@@ -214,14 +214,15 @@ def _check_judging(experiment: Experiment, where: str) -> None:
         raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
 
 
-def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> float:
-    """Return epsilon of a private run, else 0, and add its sums to those known.
+def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes: list[str]) -> float:
+    """Return epsilon of a private run, else 0; add its sums to those known, and a note if noise hides its scores.
 
     Raises:
         FedtideError: a value that the method sums has no bound, or a wrong one, or the budget promises nothing.
     """
     experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
+    check_scores(experiment)
     if wire is None or wire.privacy is None:
         return 0.0
     privacy = wire.privacy
@@ -232,8 +233,13 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]]) -> fl
     with within(f"method '{method.name}'"):
         for form in forms[key]:
             check_form(form, privacy.clip)
-        epsilon = plan_of(privacy, experiment, method, host).epsilon(privacy.multiplier or 1.0, privacy.delta)
-    return privacy.epsilon or epsilon
+        plan = plan_of(privacy, experiment, method, host)
+        if privacy.scores is not None:
+            ledger, at_most = ledger_with(privacy, plan, experiment, host.algorithm), experiment.eval_clients
+            most = max((len(view.clients) for view in views(host.population, at_most)), default=0)
+            notes.extend(filter(None, [warn_of_blur(ledger, most)]))
+            return ledger.whole
+        return privacy.epsilon or plan.epsilon(privacy.multiplier or 1.0, privacy.delta)
 
 
 def _try_metrics(experiment: Experiment) -> None:

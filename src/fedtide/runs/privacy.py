@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtide.cohorts import Poisson, Uniform
 from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
-from fedtide.core.base import Moment
+from fedtide.core.base import Algorithm, Moment
 from fedtide.core.errors import refused, unknown, within
 from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
@@ -16,7 +16,7 @@ from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger, Safe
-from fedtide.wire.noise import Draw, with_noise
+from fedtide.wire.noise import Draw, score_deviation, with_noise
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.vector import Form
 
@@ -39,6 +39,24 @@ def warn_of_epsilon(epsilon: float, how: str = "") -> str:
     """
     line = f"warning: wire.privacy comes to epsilon {epsilon:.3g}{how}, which promises little; ask for {MUCH:g} or less"
     return line if epsilon > MUCH else ""
+
+
+BLURRED = 0.05
+"""Noise on an accuracy above which it tells little."""
+
+
+def warn_of_blur(ledger: Ledger, clients: int) -> str:
+    """Return a line about scores that noise hides; "" for others, and without scores in the ledger.
+
+    >>> scores = Ledger(Plan(10, 10), 20.0, 1e-5)
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 100)  # 20 / 2 * sqrt(2) / 100
+    'warning: noise on the accuracy of 100 clients is about 0.14; larger wire.privacy.scores or eval_every would help'
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 1000)
+    ''
+    """
+    noise = 0.0 if ledger.scores is None else score_deviation(ledger.scores.z) / max(clients, 1)
+    how = "larger wire.privacy.scores or eval_every would help"
+    return f"warning: noise on the accuracy of {clients} clients is about {noise:.2g}; {how}" if noise > BLURRED else ""
 
 
 def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host) -> Plan:
@@ -112,11 +130,40 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
-def ledger_with(privacy: Privacy, plan: Plan, path: Path | None = None) -> Ledger:
+def check_scores(experiment: Experiment, where: str = "") -> None:
+    """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
+    if experiment.wire is None or not experiment.wire.build().scores:
+        return
+    kinds = [metric.kind for metric in experiment.metrics]
+    for key, names in {"metrics": kinds, "references": experiment.references}.items():
+        if names:
+            raise refused(f"{where}{key}", ", ".join(names), "none where scores are sums ([wire])")
+    if experiment.score != "accuracy":
+        kind = experiment.data.target.kind
+        raise refused(f"{where}data.target", kind, "classes where scores are sums ([wire]), as an accuracy has bounds")
+
+
+def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:
+    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows."""
+    split = experiment.data.split
+    parts = {"train_clients": split.test != 0, "val": split.val != 0}
+    named = [name for name in experiment.eval_splits or parts if parts.get(name)]
+    uses = 1 + len(algorithm.others)
+    times = math.ceil(experiment.rounds / experiment.eval_every)
+    return Plan(experiment.rounds, times, releases=max(len(named), 1) * uses)
+
+
+def ledger_with(
+    privacy: Privacy, plan: Plan, experiment: Experiment, algorithm: Algorithm, path: Path | None = None
+) -> Ledger:
     """Return the ledger of a plan, with the noise of a study."""
     z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
     assert z is not None
-    return Ledger(plan, z, privacy.delta, path)
+    scores = None
+    if privacy.scores is not None:
+        judged = plan_of_scores(experiment, algorithm)
+        scores = Ledger(judged, judged.noise(privacy.scores, privacy.delta), privacy.delta)
+    return Ledger(plan, z, privacy.delta, path, scores=scores)
 
 
 def server_wire(
@@ -136,4 +183,4 @@ def server_wire(
     if privacy is None:
         return host.wire
     plan = plan_of(privacy, experiment, method, host)
-    return with_noise(host.wire, ledger_with(privacy, plan, ledger), draw, safe)
+    return with_noise(host.wire, ledger_with(privacy, plan, experiment, host.algorithm, ledger), draw, safe)

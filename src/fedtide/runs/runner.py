@@ -33,7 +33,7 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
-from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
+from fedtide.evaluate.rounds import accuracies, describe, describe_spending, headline, heterogeneity, noise_of
 from fedtide.fleets.ask import ABSTAINED
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
@@ -110,12 +110,16 @@ class Failures:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target."""
+    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target.
+
+    `noise` is the standard deviation of the noise on the accuracy, if it has any.
+    """
 
     round: int
     rounds: int
     accuracy: float | None
     rate: float
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,8 @@ class Run:
                         folder, ahead, memory, config=config, marks=record.marks(), device=device, keep=best
                     )
                 saved = time.perf_counter()
-            yield Progress(done, last, result.accuracy, count / (time.perf_counter() - began))
+            rate = count / (time.perf_counter() - began)
+            yield Progress(done, last, result.accuracy, rate, noise_of(result.line))
             if stopping:
                 return
             lap = time.perf_counter()
@@ -418,6 +423,8 @@ def run_rounds(
             aside = time.perf_counter()
             judge.refer(line["scores"], who)
             aside = time.perf_counter() - aside
+            if fleet.ledger is not None:
+                line |= describe_spending(fleet.ledger, number)  # by these scores, too
         stopped = reached(stop_at, accuracies_so_far)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()

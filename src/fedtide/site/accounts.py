@@ -24,7 +24,7 @@ from fedtide.core.record import LEDGER
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.policy import SCORE, Policy
-from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_epsilon
+from fedtide.runs.privacy import ledger_with, plan_without_sampling, warn_of_blur, warn_of_epsilon
 from fedtide.site.site import Site
 from fedtide.wire.clip import SLACK, WHOLE, Clip, check_private
 from fedtide.wire.ledger import Ledger, Line, Place, Safe, read, safe_of
@@ -56,14 +56,15 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
         but = "of real clients it is known who comes"
         raise refused(f"method '{experiment.method[0].name}'.cohort", "poisson", "uniform with wire.privacy", but)
     check_private(privacy.step, algorithm, False, f"method '{experiment.method[0].name}'")
-    return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
+    plan = plan_without_sampling(privacy, experiment.rounds, len(algorithm.works))
+    return ledger_with(privacy, plan, experiment, algorithm, path)
 
 
-def warn_of_budget(study: Ledger | None) -> Iterator[str]:
-    """Say in a line that the budget of a study promises little; nothing of another one."""
+def warn_of_budget(study: Ledger | None, clients: int) -> Iterator[str]:
+    """Say in lines that the budget of a study promises little, or hides the scores of so many clients."""
     if study is not None:
         how = f" at delta {study.delta:g} in {counted(study.plan.times, 'round')}"
-        yield from filter(None, [warn_of_epsilon(study.plan.epsilon(study.z, study.delta), how)])
+        yield from filter(None, [warn_of_epsilon(study.whole, how), warn_of_blur(study, clients)])
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -96,8 +97,8 @@ def recorded_sums(site: Site, host: Host) -> Recorded | None:
     if ledger is None or clip is None:
         return None
     for line in read(site.record / LEDGER):
-        if line.z < ledger.z * (1 - SLACK):
-            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
+        if line.z < (least := ledger.part(line.question).z) * (1 - SLACK):
+            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{least:.6g}, by the study")
         ledger.add(line)
     return Recorded(Release(clip, ledger, _no_noise), safe_of(site.record))
 
@@ -125,7 +126,7 @@ def describe_spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
     study = ledger_for(site.experiment, algorithm)
     if study is None:
         return
-    ledger = Ledger(study.plan, study.z, study.delta, lines=read(site.record / LEDGER))  # its server may be writing
+    ledger = study.fresh(lines=read(site.record / LEDGER))  # its server may be writing
     yield _describe_whole(ledger)
     for node in site.roster.node:
         most = max(node.clients, key=ledger.epsilon)
@@ -156,8 +157,7 @@ class Budget:
     def ledger(self, client: int) -> Ledger:
         """Return the ledger of a client."""
         if client not in self._ledgers:
-            study = self.study
-            self._ledgers[client] = Ledger(study.plan, study.z, study.delta, self.folder / f"{client}.jsonl")
+            self._ledgers[client] = self.study.fresh(self.folder / f"{client}.jsonl")
         return self._ledgers[client]
 
     def refuses(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
@@ -216,7 +216,7 @@ class Budget:
             ask=ask,
             question=header["question"],
             slot=slot,
-            z=self.study.z,
+            z=self.study.part(header["question"]).z,
             bounds={},
             clients=(client,),
             sha256=hashlib.sha256(same.encode()).hexdigest(),
@@ -232,14 +232,15 @@ class Budget:
         return None
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:
-        ledger, plan = self.ledger(client), self.study.plan
-        why, epsilon = ledger.objection(line), ledger.epsilon(client, more=1)
+        ledger, part = self.ledger(client), self.ledger(client).part(line.question)
+        more, plan = ({"more": 1} if part is ledger else {"judged": 1}), part.plan
+        why, epsilon = ledger.objection(line), ledger.epsilon(client, **more)
         if any(answer.place == line.place for answer in ledger.of(line.round)):
             return why and OTHER
         if most is not None and epsilon > most:
             return f"its owner allows epsilon {most:g}, and with this answer it would be {epsilon:.3g}"
         if why:
-            rounds = ", ".join(map(str, ledger.rounds(client)[-3:])) or "none"
+            rounds = ", ".join(map(str, part.rounds(client)[-3:])) or "none"
             allowed = f"each question once, in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
             return f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: {allowed}"
         return None
@@ -263,21 +264,25 @@ def describe_budget(
         folder: folder of the node's own ledgers.
         policy: the owner's rules.
     """
-    most, bare = policy.epsilon, "" if policy.withholds_score(study is not None) else SCORE
+    most, bare = policy.epsilon, "" if wire.scores or policy.withholds_score(study is not None) else SCORE
     if study is None:
         if most is not None:
             which = f"questions but {bare}" if bare else "all questions"
             yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
-    plan, z, delta = study.plan, study.z, study.delta
+    plan, z = study.plan, study.z
     yield from describe_plan(study)
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
-    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}){bare and f'; {bare} has none'}"
+    judged = "" if study.scores is None else f", of scores {study.scores.z:.3g}"
+    what = f"it adds noise to sums (multiplier {z:.3g}{judged})"
+    yield f"privacy: the server says that {what}{bare and f'; {bare} has none'}"
     for client in clients:
-        ledger = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
+        ledger = study.fresh(lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"
-    if most is not None and plan.epsilon(z, delta) > most:
+    if most is not None and study.whole > most and study.scores is not None:
+        yield f"will be refused: answers beyond your policy's epsilon {most:g}; the study plans {study.whole:.3g}"
+    elif most is not None and study.whole > most:
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
         yield f"will be refused: all answers of a client after {enough} (your policy allows epsilon {most:g})"
@@ -312,13 +317,15 @@ def _cut(clip: Clip, name: str, rounds: int) -> str:
 
 def _describe_whole(ledger: Ledger) -> str:
     """Describe the budget of a client in the whole study."""
-    plan, epsilon = ledger.plan, f"epsilon {ledger.plan.epsilon(ledger.z, ledger.delta):.3g} at delta {ledger.delta:g}"
-    return f"privacy: each client may spend {epsilon}, with answers in at most {plan.times} of {plan.rounds} rounds"
+    plan, epsilon = ledger.plan, f"epsilon {ledger.whole:.3g} at delta {ledger.delta:g}"
+    judged = "" if ledger.scores is None else f" and scores in {ledger.scores.plan.times}"
+    answers = f"answers in at most {plan.times} of {plan.rounds} rounds{judged}"
+    return f"privacy: each client may spend {epsilon}, with {answers}"
 
 
 def _so_far(ledger: Ledger, client: int) -> str:
     """Describe the spent budget of a client."""
-    if not (rounds := ledger.rounds(client)):
+    if not (rounds := sorted({line.round for line in ledger.lines if client in line.clients})):
         return "has spent nothing so far"
     epsilon = f"epsilon {ledger.epsilon(client):.3g} at delta {ledger.delta:g}"
     return f"has spent {epsilon} in {counted(len(rounds), 'round')}, the last in round {rounds[-1]}"

@@ -36,7 +36,7 @@ from fedtide.remote.fleet import SIMULATION_ONLY
 from fedtide.runs.build import cohort_of, host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
-from fedtide.runs.privacy import plan_without_sampling
+from fedtide.runs.privacy import check_scores, plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_plan, ledger_for, warn_of_noise
 from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
@@ -103,12 +103,16 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if methods[method].decide_per == "oracle":
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
-    if experiment.stop_at is not None and experiment.wire is not None and experiment.wire.privacy is not None:
+    privacy = None if experiment.wire is None else experiment.wire.privacy
+    if experiment.stop_at is not None and privacy is not None and privacy.scores is None:
         but = "no scores reach the server of a private study"
-        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, "none with wire.privacy", but)
-    if experiment.keep is not None and experiment.wire is not None and experiment.wire.privacy is not None:
+        allowed = "none with wire.privacy, or a budget for them, wire.privacy.scores"
+        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, allowed, but)
+    if experiment.keep is not None and privacy is not None and privacy.scores is None:
         but = "no scores reach the server of a private study"
-        raise refused(f"{where}: keep.best", experiment.keep.best, "no table `keep` with wire.privacy", but)
+        allowed = "no table `keep` with wire.privacy, or a budget for them, wire.privacy.scores"
+        raise refused(f"{where}: keep.best", experiment.keep.best, allowed, but)
+    check_scores(experiment, f"{where}: ")
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python":
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")

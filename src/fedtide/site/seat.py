@@ -217,7 +217,7 @@ class Seat:
         wire = ticket.experiment.wire
         if wire is not None and wire.privacy is not None and (delta := wire.privacy.delta) * clients > DELTA:
             yield f"warning: delta {delta:g} is too large for {clients} clients; ask for one well below 1/{clients}"
-        yield from warn_of_budget(ledger_for(ticket.experiment, self.algorithm))
+        yield from warn_of_budget(ledger_for(ticket.experiment, self.algorithm), clients)
         here = installed_versions()
         for name in ("torch", "numpy"):
             if name in here and here[name] != (server := ticket.versions.get(name, here[name])):

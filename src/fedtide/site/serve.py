@@ -428,5 +428,6 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
 
     for progress in Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge):
         accuracy = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
+        accuracy += "" if progress.noise is None else f" ± {progress.noise:.4f}"
         log.say("round", f"round {progress.round} of {progress.rounds}{accuracy}", **vars(progress))
         yield progress

@@ -145,7 +145,8 @@ def describe_sums(site: Site) -> Iterator[str]:
     if wire.privacy is not None:
         if not wire.secure:
             yield "sums: not masked, because of secure = false: the server receives each client's answer without noise"
-        yield from warn_of_budget(ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows)))
+        algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+        yield from warn_of_budget(ledger_for(site.experiment, algorithm), site.roster.clients)
 
 
 def describe_status(site: Site, now: datetime) -> Iterator[str]:

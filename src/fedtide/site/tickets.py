@@ -33,7 +33,7 @@ SCHEME: Literal[1] = 1
 LARGEST = 2_000_000
 """Maximum number of bytes of a ticket: a study with its classes and columns."""
 SENT: dict[str, tuple[str, ...] | None] = {
-    **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
+    **dict.fromkeys(("title", "description", "rounds", "eval_every", "eval_splits", "precision", "model", "method")),
     "data": ("split", "transforms"),
     "fleet": ("threads", "channels_last"),
     "wire": None,

@@ -370,7 +370,7 @@ class Curve:
         """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
         rows = float(scores.rows.sum()) if dated else None
         weight = [number for number in (scores.reference, rows) if number is not None][:1]
-        accuracy, weights = (*self.accuracy, scores.accuracy), (*self.weights, *weight)
+        accuracy, weights = (*self.accuracy, scores.headline), (*self.weights, *weight)
         return Curve(self.seed, (*self.rounds, done), accuracy, weights, self.point)
 
 

@@ -33,7 +33,8 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.record import ASKS, LEDGER, read_rounds
 from fedtide.fields.types import Strict, checked
-from fedtide.wire.accounting import Plan, coefficients
+from fedtide.wire.accounting import Plan, Spent, coefficients, total_epsilon
+from fedtide.wire.scores import is_score
 
 Place = tuple[int, int, int | None]
 """Round, number of the question in it, slot."""
@@ -81,19 +82,37 @@ class Ledger:
         delta: of the budget.
         path: file of the lines, which this process alone writes; None keeps them in it.
         lines: releases before those of the file.
+        scores: an empty ledger with the plan and the noise of evaluations, which is a part of this one; None if none
+            is released.
 
     Raises:
         FedtideError: the file is not what this program writes.
     """
 
     def __init__(
-        self, plan: Plan, z: float, delta: float, path: Path | None = None, lines: Iterable[Line] = ()
+        self,
+        plan: Plan,
+        z: float,
+        delta: float,
+        path: Path | None = None,
+        lines: Iterable[Line] = (),
+        scores: "Ledger | None" = None,
     ) -> None:
-        self.plan, self.z, self.delta, self.path = plan, z, delta, path
+        self.plan, self.z, self.delta, self.path, self.scores = plan, z, delta, path, scores
         self._offered: defaultdict[int, set[int]] = defaultdict(set)
         self._count_all([*lines, *([] if path is None else read(path))])
 
+    def fresh(self, path: Path | None = None, lines: Iterable[Line] = ()) -> "Ledger":
+        """Return a ledger of the same plans and noise with other lines; arguments as of the class."""
+        return Ledger(self.plan, self.z, self.delta, path, lines, self.scores and self.scores.fresh())
+
+    def part(self, question: str) -> "Ledger":
+        """Return the part of the ledger that has the releases of a question: its plan and its noise are theirs."""
+        return self.scores if self.scores is not None and is_score(question) else self
+
     def _count_all(self, lines: Iterable[Line]) -> None:
+        if self.scores is not None:
+            self.scores._count_all(())
         self._lines: dict[Place, Line] = {}
         self._rounds: defaultdict[int, set[int]] = defaultdict(set)
         self._releases: Counter[int] = Counter()
@@ -102,6 +121,9 @@ class Ledger:
 
     def _count(self, line: Line) -> None:
         self._lines[line.place] = line
+        if (part := self.part(line.question)) is not self:
+            part._count(line)
+            return
         self._releases.update(line.clients)
         for client in line.clients:
             self._rounds[client].add(line.round)
@@ -139,15 +161,44 @@ class Ledger:
         is_apart = all(after - before >= self.plan.distance for before, after in itertools.pairwise(rounds))
         return is_apart and len(rounds) <= self.plan.times and 0 <= rounds[0] <= rounds[-1] < self.plan.rounds
 
-    def epsilon(self, client: int | None = None, more: int = 0) -> float:
-        """Return the epsilon spent so far, at most the plan's.
+    @property
+    def whole(self) -> float:
+        """Epsilon of the whole plan, with that of evaluations."""
+        scores = 0.0 if self.scores is None else self.scores.whole
+        return self._with_scores(self.plan.epsilon(self.z, self.delta), scores, self.plan.rounds)
+
+    def epsilon(self, client: int | None = None, more: int = 0, judged: int = 0) -> float:
+        """Return the epsilon spent so far, at most the plan's, with that of evaluations.
 
         Args:
             client: of this client; None is the one that was in most releases.
             more: so many further releases.
+            judged: so many further releases of evaluations.
         """
+        scores = 0.0 if self.scores is None else self.scores.epsilon(client, judged)
+        return self._with_scores(self._trained(client, more), scores, self._played)
+
+    def spent(self, number: int) -> float:
+        """Return the epsilon spent up to a round, by its last line: a run that goes on may have lines beyond it."""
+        return next((line.epsilon for line in reversed(self._lines.values()) if line.round <= number), 0.0)
+
+    def _with_scores(self, trained: float, scores: float, rounds: int) -> float:
+        """Return epsilon of the releases of so many rounds together with those of evaluations."""
+        if not scores:
+            return trained
+        sampling = self.plan.sampling
+        z = self.z / math.sqrt(self.plan.releases)
+        return total_epsilon([Spent(trained, z, sampling, rounds if sampling else 0), Spent(scores)], self.delta)
+
+    @property
+    def _played(self) -> int:
+        """How many rounds have begun, by the lines."""
+        return max((line.round + 1 for line in self._lines.values()), default=0)
+
+    def _trained(self, client: int | None, more: int) -> float:
+        """Return the epsilon of all releases but those of evaluations (see `epsilon`)."""
         if self.plan.sampling is not None:
-            rounds = max((line.round + 1 for line in self._lines.values()), default=0)
+            rounds = self._played
             played = Plan(rounds, rounds, releases=self.plan.releases, sampling=self.plan.sampling)
             return played.epsilon(self.z, self.delta)
         norm = float((coefficients(self.plan.bands) ** 2).sum())
@@ -155,19 +206,27 @@ class Ledger:
         releases = (most if client is None else self._releases[client]) + more
         return self.plan.spent(releases * norm, self.z, self.delta)
 
-    @property
-    def draws(self) -> dict[str, Any]:
-        """How participants are drawn, for the record; {} if their draw is not accounted for."""
+    def draws(self, number: int) -> dict[str, Any]:
+        """Return how participants are drawn, for the record of a round; {} if their draw is not accounted for.
+
+        Evaluations draw nobody: what they spent up to this round stands by itself.
+        """
         sampling = self.plan.sampling
         if sampling is None:
             return {}
-        return {"sampled": {"z": self.z / math.sqrt(self.plan.releases), **asdict(sampling)}}
+        draws: dict[str, Any] = {"sampled": {"z": self.z / math.sqrt(self.plan.releases), **asdict(sampling)}}
+        if self.scores is not None:
+            until_now = self.scores.fresh(lines=(line for line in self.scores.lines if line.round <= number))
+            draws["scored"] = until_now.epsilon()
+        return draws
 
     def objection(self, line: Line) -> str | None:
         """Return the reason why a line cannot be added; None if it can, or is there."""
         earlier, draws = self._lines.get(line.place), self.plan.sampling
         if earlier is not None:
             return None if earlier.sha256 == line.sha256 else "was released before with another sum"
+        if (part := self.part(line.question)) is not self:
+            return part.objection(line) or part._beyond(line)
         late = [client for client in line.clients if not self._keeps(client, line.round)]
         if draws is None and late:
             return f"has client {late[0]}, who may not be in it"
@@ -177,6 +236,12 @@ class Ledger:
         if draws is not None and (others or (len(line.clients) > draws.drawn and not draws.poisson)):
             return "is not one draw from all clients"
         return None
+
+    def _beyond(self, line: Line) -> str | None:
+        """Return the reason why a client of a line is in too many sums of its round; None if it is not."""
+        counts = Counter(client for other in self.of(line.round) for client in other.clients)
+        is_beyond = any(counts[client] >= self.plan.releases for client in line.clients)
+        return "asks a client more questions than planned" if is_beyond else None
 
     def add(self, line: Line) -> None:
         """Write a line to the disk, before what it stands for is released; a line that is there is not written again.
@@ -377,8 +442,10 @@ def check_released(record: Path, before: int) -> None:
     asks = {line["round"]: line["asks"] for line in read_rounds(record, ASKS)}
     safe = safe_of(record)
     for line in read(record / LEDGER) if asks else ():
+        if line.round >= before or is_score(line.question):  # no model is made of scores
+            continue
         # A round whose sum was lost when its server was killed has no answers in the record.
-        is_counted = line.round < before and set(line.clients) <= set(asks[line.round][line.ask]["answered"])
+        is_counted = set(line.clients) <= set(asks[line.round][line.ask]["answered"])
         if is_counted and safe.read_sum(line) is None:
             check_sha256(record / RELEASED / _sum(line), line.sha256)
 

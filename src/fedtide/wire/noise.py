@@ -56,6 +56,7 @@ from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, bound_of, with
 from fedtide.wire.keys import key_stream
 from fedtide.wire.ledger import Ledger, Line, Place, Safe, digest
 from fedtide.wire.pipeline import Opening, Wire
+from fedtide.wire.scores import BOUNDS
 from fedtide.wire.vector import BITS, ROOM, Form
 
 LEAST = 3.0
@@ -84,6 +85,15 @@ def deviations(groups: Mapping[str, Group], z: float) -> dict[str, float]:
     """
     whole = sum(group.size ** (1 / 3) for group in groups.values())
     return {name: z * g.bound * math.sqrt(whole / g.size ** (1 / 3)) for name, g in groups.items()}
+
+
+def score_deviation(z: float) -> float:
+    """Return the deviation of the noise on each of the two numbers of scores in a sum: z / 2 * sqrt(2).
+
+    >>> round(score_deviation(2.0), 6)
+    1.414214
+    """
+    return deviations({name: Group(1, bound) for name, bound in BOUNDS.items()}, z)["score.accuracy"]
 
 
 def groups_of(form: Form, bounds: Mapping[str, float]) -> dict[str, Group]:
@@ -268,8 +278,8 @@ class Release:
         if place not in self._drawn:  # else the same clients try to open the sum again
             before = {other: noise for other, noise in self._drawn.items() if other[0] == number}
             self._drawn = {**before, place: self._noise(opening, number, form.end)}
-        noise = self._drawn[place]
-        released = noised(weights, form, self.clip.bounds_of(form), self.ledger.z, noise)
+        noise, z = self._drawn[place], self.ledger.part(opening.question).z
+        released = noised(weights, form, self.clip.bounds_of(form), z, noise)
         return torch.tensor([bool(released[unit].any()) for unit in form.units])
 
     def release(self, total: Tensor, opening: Opening) -> Tensor:
@@ -283,15 +293,15 @@ class Release:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
         noise = self._drawn.pop((number, ask, opening.slot), None)
         noise = self._noise(opening, number, len(total)) if noise is None else noise
-        bounds = self.clip.bounds_of(opening.form)
-        released = noised(total, opening.form, bounds, self.ledger.z, noise)
+        bounds, z = self.clip.bounds_of(opening.form), self.ledger.part(opening.question).z
+        released = noised(total, opening.form, bounds, z, noise)
         tables = opening.form.tables(released)
         line = Line(
             round=number,
             ask=ask,
             question=opening.question,
             slot=opening.slot,
-            z=self.ledger.z,
+            z=z,
             bounds={name: bound for name, bound in bounds.items() if not name.endswith(WITHIN)},
             clients=opening.clients,
             sha256=digest(released),
@@ -313,7 +323,8 @@ class Release:
 
         No two sums have the same noise, or their difference would have none.
         """
-        stream, bands = stream_of(opening.question, opening.version[1], opening.slot), self.ledger.plan.bands
+        stream = stream_of(opening.question, opening.version[1], opening.slot)
+        bands = self.ledger.part(opening.question).plan.bands
         if bands == 1:
             return self.draw(stream, number, size)
         reached, past = self._past.get(stream, (0, deque(maxlen=bands)))
@@ -406,7 +417,7 @@ class Recorded:
 
     def _look(self, line: Line, released: Tensor, total: Tensor, opening: Opening) -> None:
         """Note the noise of a release, of all values that can be read."""
-        form, bands = opening.form, self.step.ledger.plan.bands
+        form, bands = opening.form, self.step.ledger.part(line.question).plan.bands
         scale = deviations(groups_of(form, self.step.clip.bounds_of(form)), line.z)
         banded = math.sqrt(float((inverse(bands, line.round + 1) ** 2).sum()))
         noise = _noise(form.tables(released), form.tables(total), scale)

@@ -24,6 +24,7 @@ from fedtide.core.trees import Tree
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger, Safe
+from fedtide.wire.scores import is_score
 from fedtide.wire.vector import ROOM, Form, as_total, as_vector, opened, quantized
 
 FEWEST = 3
@@ -87,6 +88,7 @@ class Wire:
         fixed_point: whether sums are added in fixed point; False adds them in floating point, see `FLOATING`.
         divisor: expected number of clients in a sum, in place of the number that came, which nobody reads: every sum is
             opened then, also one of nobody. None reads the number that came.
+        scores: whether scores of clients are sums, too (`fedtide.wire.scores`).
     """
 
     secure: bool = True
@@ -95,6 +97,11 @@ class Wire:
     server: ServerStep | None = None
     fixed_point: bool = True
     divisor: int | None = None
+    scores: bool = False
+
+    def of(self, question: str) -> "Wire":
+        """Return the wire of a question: who is judged is no draw, and no secret."""
+        return replace(self, divisor=None) if is_score(question) else self
 
     @property
     def hides(self) -> bool:

@@ -18,8 +18,10 @@ pytest.importorskip("cryptography")
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
+from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
+from fedtide.runs.runner import Run, run_rounds
 from fedtide.site.accounts import OTHER, SEEDS, Budget, describe_spent, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.owner import Owner
@@ -33,7 +35,7 @@ from fedtide.wire.ledger import LEDGER, Ledger, Line, eligible, read
 from fedtide.wire.masks import Masker
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
-from helpers.near_sites import host_at, nodes_of, played, site_of, words
+from helpers.near_sites import fleet_at, host_at, nodes_of, played, site_of, words
 from helpers.toys import toy
 
 PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 2}
@@ -384,12 +386,63 @@ def test_a_node_says_what_its_rules_give_away(tmp_path, policy, line, not_said):
 
 
 def test_a_rule_that_needs_scores_is_refused_when_a_site_is_made(tmp_path):
-    with pytest.raises(FedtideError, match=r"stop_at: found 0.9, but no scores .*; allowed: none with wire.privacy"):
+    said = r"stop_at: found 0.9, but no scores .*; allowed: none with wire.privacy, or a budget for them"
+    with pytest.raises(FedtideError, match=said):
         site_of(tmp_path, stop_at=0.9, wire={"privacy": PRIVACY})
     with pytest.raises(FedtideError, match=r"keep.best: found 2, but no scores .*; allowed: no table `keep` with wire"):
         site_of(tmp_path, keep={"best": 2}, wire={"privacy": PRIVACY})
     assert not (tmp_path / "site").exists()
     assert site_of(tmp_path, stop_at=0.9).experiment.stop_at.accuracy == 0.9
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_site_that_sums_scores_is_told_of_no_client(tmp_path, secure):
+    """Rule, record and report of its server have the noised sum; each node counts it in its own ledger."""
+    wire = {"secure": secure, "privacy": PRIVACY | {"distance": 1, "noise": "plain", "scores": 900.0}}
+    site = site_of(tmp_path, wire=wire, rounds=4, eval_every=2, eval_splits=["train_clients", "val"], stop_at=0.01)
+    host, nodes = host_at(site), nodes_of(tmp_path, site, lambda name: "")
+    fleet = fleet_at(site, nodes, host)
+    judge = Judge(host.algorithm, fleet, views(host.population, named=site.experiment.eval_splits))
+    list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda run: judge))
+    lines = [json.loads(line) for line in (site.record / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(line.get("scores", {})) for line in lines] == [[], ["train_clients", "val"]]
+    assert lines[-1]["stopped"]["accuracy"] == 0.01
+    for entry in lines[-1]["scores"].values():
+        assert set(entry) == {"accuracy", "noise", "clients"}
+        assert entry["clients"] == pytest.approx(3.0, abs=1.0)
+    assert len((site.record / "clients.csv").read_text().splitlines()) == 1
+    for client, name in enumerate(NAMES):
+        mine = own(tmp_path, name)
+        assert [line.question.split()[0] for line in mine] == ["train", "train", "score", "score"]
+        assert mine[-1].epsilon == pytest.approx(fleet.ledger.epsilon(client), rel=1e-9)
+    assert lines[-1]["epsilon"] == fleet.ledger.lines[-1].epsilon
+    said = list(describe_spent(site, host.algorithm))
+    assert said[0].endswith("with answers in at most 4 of 4 rounds and scores in 2")
+    text = (tmp_path / "berlin" / RECORD).read_text()
+    assert '"score test client"' in text
+    assert (tmp_path / "berlin" / "judged").exists() == any((tmp_path / "berlin").rglob("judged*"))
+
+
+def test_an_owner_limits_what_scores_tell(tmp_path):
+    privacy = PRIVACY | {"distance": 1, "noise": "plain", "scores": 900.0}
+    site = site_of(tmp_path, wire={"secure": False, "fewest": 1, "privacy": privacy}, rounds=4, eval_every=2)
+    site.record.mkdir(parents=True)
+    host = host_at(site)
+    policies = {"oslo": "epsilon = 9.0\n", "lyon": 'questions = ["train"]\n'}
+    fleet = fleet_at(site, nodes_of(tmp_path, site, lambda name: policies.get(name, "")), host)
+    judge = Judge(host.algorithm, fleet, views(host.population, named=("val",)))
+    *_, last = run_rounds(judge, rounds=2, seed=0, every=2)
+    assert round(last.line["scores"]["val"]["clients"]) == 1
+    assert [line.question for line in own(tmp_path, "oslo")] == ["train", "train"]
+    seat = Seat.read(
+        site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], tmp_path / "oslo.toml", tmp_path / "oslo"
+    )
+    said = list(seat.describe_study())
+    assert any("asks: score: " in line and "in a sum, which gets noise: accuracy" in line for line in said)
+    assert not any("will be refused: score" in line for line in said)
+    assert any(
+        line.startswith("will be refused: answers beyond your policy's epsilon 9; the study plans") for line in said
+    )
 
 
 @pytest.mark.parametrize("secure", [True, False])
