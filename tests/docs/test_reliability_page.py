@@ -95,7 +95,8 @@ WORDS = {
     "predict": ["folder", "x.csv"],
     "replay": ["folder"], "report": ["folder"], "verify": ["folder"], "track": ["folder", "tensorboard"],
     "rehearse": ["site"], "serve": ["site"], "admit": ["site", "a", "a.pub"], "invite": ["site", "b"],
-    "status": ["site"], "join": ["site/tickets/a.ticket", "--data", "x.csv"], "init": ["new.toml"], "recipes": [],
+    "status": ["site"], "rollback": ["site", "1"],
+    "join": ["site/tickets/a.ticket", "--data", "x.csv"], "init": ["new.toml"], "recipes": [],
     "algorithms": [], "keys": [], "models": [],
 }  # fmt: skip
 NONE = [

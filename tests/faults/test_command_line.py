@@ -373,7 +373,7 @@ def box(whole, tmp_path_factory) -> Iterator[Box]:
 OWN = {
     "report": ("run", "half", "summary.json"), "resume": ("run", "half"), "track": ("run", "half"),
     "admit": ("hospitals/site/roster.toml",), "invite": ("hospitals/site",), "rehearse": ("hospitals/site/rehearsal",),
-    "replay": ("hospitals/site/replay",), "serve": ("hospitals/site",),
+    "replay": ("hospitals/site/replay",), "serve": ("hospitals/site",), "rollback": ("hospitals/site",),
 }  # fmt: skip
 """Folders and files that a command may change, besides changed copies of them that it is given."""
 

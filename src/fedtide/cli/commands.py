@@ -631,7 +631,7 @@ OURS = (
     run, init, tune, recommend, resume, forget, report, verify, track, export, predict, show, inspect, check,
     list_recipes, algorithms, keys, models,
 )  # fmt: skip
-OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay"
+OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay rollback"
 
 MEANT = {("join", "--out"): ("--home",), ("deploy", "--home"): ("--out",)}
 """By command and an option that it does not have, the option that is meant."""

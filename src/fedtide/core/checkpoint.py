@@ -204,6 +204,17 @@ def load(folder: Path, memory: Restorable, *, config: str) -> tuple[Start[Any], 
     return Start(state, about.round, about.seconds, about.before), about.records
 
 
+def kept_state(folder: Path, number: int, *, config: str) -> Any:
+    """Return the server's state after so many rounds, from a checkpoint that is kept.
+
+    Raises:
+        FedtideError: it is missing or damaged, or was written by another configuration or an unreadable version.
+    """
+    about = check(folder, config=config, number=number)
+    assert about is not None
+    return codec.from_file(check_files(folder, about) / FILES[0])
+
+
 def check_files(folder: Path, about: About) -> Path:
     """Return the checkpoint of a description; raise a FedtideError if a file in it is not what was written."""
     place = _place(folder, about.round)

@@ -28,7 +28,9 @@ ASKS = "asks.jsonl"
 """What real clients were asked and what came of it, a line for each round."""
 LEDGER = "ledger.jsonl"
 """Releases of a private run, a line each, which `fedtide.wire.ledger` writes."""
-SOME = (FORGETTING, ASKS, LEDGER)
+ROLLBACKS = "rollbacks.jsonl"
+"""Returns to a kept model, a line each: `after` so many rounds, `to` the model after so many."""
+SOME = (FORGETTING, ASKS, LEDGER, ROLLBACKS)
 """Files that not every record has."""
 STOPPED = "stopped"
 """Key in the last line of a run that ended before its last round: the target that it reached."""
@@ -113,7 +115,8 @@ def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = Fal
 class Record:
     """Appends to the record files of one run folder.
 
-    A ledger is written elsewhere. It is never cut, because what it has was released.
+    A ledger is written elsewhere. It is never cut, because what it has was released. Nor are rollbacks, which a person
+    asked for.
 
     Args:
         folder: `<method>/<seed>` in the run folder; made if missing.
@@ -172,8 +175,8 @@ class Record:
                 file.flush()
                 os.fsync(file.fileno())
         written = {name: whole(Path(file.name)) for name, file in self._files.items()}
-        ledger = self._folder / LEDGER
-        return self._beside | written | ({LEDGER: whole(ledger)} if ledger.is_file() else {})
+        others = {name: self._folder / name for name in (LEDGER, ROLLBACKS)}
+        return self._beside | written | {name: whole(path) for name, path in others.items() if path.is_file()}
 
     def close(self) -> None:
         """Close the files."""
@@ -206,6 +209,18 @@ def stopped_after(folder: Path) -> int | None:
     lines = read_rounds(folder)
     last = lines[-1] if lines else None
     return int(last["round"]) + 1 if isinstance(last, dict) and STOPPED in last else None
+
+
+def rolled_back(folder: Path) -> dict[int, int]:
+    """Return by rounds done the rounds of the model to which a run was rolled back then, the last time.
+
+    Raises:
+        FedtideError: the file of rollbacks is damaged.
+    """
+    try:
+        return {int(line["after"]): int(line["to"]) for line in read_rounds(folder, ROLLBACKS)}
+    except UNREADABLE as error:
+        raise FedtideError(f"{folder / ROLLBACKS}: damaged ({error})") from None
 
 
 def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:

@@ -257,6 +257,10 @@ def setting(record: ExperimentRecord) -> str:
         judged_clients = {*record.runs[0].clients(record.clustered)["client"].to_pylist()}
         text += f", of whom {len(judged_clients)} are judged"
     text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
+    for run in record.runs:
+        for line in run.lines:
+            if "rolled_back_to" in line:
+                text += f"Round {line['round'] + 1} began with the model after round {line['rolled_back_to']}. "
     text += "" if experiment.rounds else "Nothing is trained: the models that methods begin with are judged. "
     if not record.real:
         text += shift.who.words(record.groups, shift.clock)

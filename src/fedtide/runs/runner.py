@@ -25,6 +25,7 @@ from fedtide.core.record import (
     Record,
     joined_in,
     read_rounds,
+    rolled_back,
     run_lock,
     view_of,
 )
@@ -132,6 +133,7 @@ class Run:
         seed: of everything.
         folder: of its record, `<method>/<seed>` in the run folder.
         pool: processes for its clients; None runs them here.
+        pins: rounds done whose checkpoints stay, whatever their scores.
     """
 
     experiment: Experiment
@@ -139,6 +141,7 @@ class Run:
     seed: int
     folder: Path
     pool: Processes | None = None
+    pins: tuple[int, ...] = ()
 
     def simulated(self) -> Judge:
         """Build the judge of the run in simulation."""
@@ -164,10 +167,15 @@ class Run:
                 raise FedtideError(f"{self.folder}: its clients are real; go on with: fedtide serve SITE")
             config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
-            if resumed is None:
+            start = None if resumed is None else resumed[0]
+            if start is None:
                 judge.fleet.memory.clear()
-            elif until is not None and resumed[0].round >= until:
+            elif until is not None and start.round >= until:
                 return
+            earlier = None if start is None else rolled_back(self.folder).get(start.round)
+            if start is not None and earlier is not None:
+                state = checkpoint.kept_state(self.folder / "checkpoints", earlier, config=config)
+                start = replace(start, state=state)
             shift = None if truth is None else self._save_shift(truth)
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.length)) is not None
             record = Record(
@@ -179,8 +187,8 @@ class Run:
                 beside=shift,
             )
             try:
-                check_released(self.folder, 0 if resumed is None else resumed[0].round)
-                yield from self._rounds(judge, record, config, None if resumed is None else resumed[0], stop, until)
+                check_released(self.folder, 0 if start is None else start.round)
+                yield from self._rounds(judge, record, config, start, stop, until, earlier)
             except (FedtideError, OSError) as error:
                 if isinstance(error, NothingTrained):
                     raise NothingTrained(f"method '{self.method.name}', seed {self.seed}: {error}") from None
@@ -218,8 +226,12 @@ class Run:
         start: Start | None,
         stop: Callable[[], bool],
         until: int | None,
+        rolled_back_to: int | None = None,
     ) -> Iterator[Progress]:
-        """Play the rounds from `start` on and record them; save after the rounds at which a checkpoint is due."""
+        """Play the rounds from `start` on and record them; save after the rounds at which a checkpoint is due.
+
+        The first line says to which model the run was rolled back before it, if it was.
+        """
         experiment = self.experiment
         rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
         earlier = accuracies(read_rounds(self.folder)) if target is not None else []
@@ -237,7 +249,8 @@ class Run:
         )  # fmt: skip
         for count, result in enumerate(played, start=1):
             done = result.step.moment.round + 1
-            record.append("rounds.jsonl", result.line)
+            returned = {} if count > 1 or rolled_back_to is None else {"rolled_back_to": rolled_back_to}
+            record.append("rounds.jsonl", result.line | returned)
             if judge.fleet.truth is not None or judge.fleet.ledger is None:  # numbers of real clients stay private
                 record.clients(result.clients)
             for line in judge.fleet.record_lines():
@@ -253,6 +266,7 @@ class Run:
             stopping = stop() or done == until
             scored |= by_validation(experiment, [result.line])
             best = [] if experiment.keep is None else experiment.keep.rank(scored, experiment.score)
+            best += [number for number in self.pins if number not in best and number <= done]
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due or done in best:
                 folder, step = self.folder / "checkpoints", result.step

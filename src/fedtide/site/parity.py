@@ -10,6 +10,7 @@ weights then show that they are made of releases alone, which the budget covers.
 sum is compared with the ledger's, too.
 """
 
+import json
 import shutil
 import socket
 import subprocess
@@ -19,17 +20,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import check_new, sha256
+from fedtide.core.atomic import append, check_new, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, ROLLBACKS, read_rounds, rolled_back
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.case import difference
@@ -334,12 +334,18 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     wire = replace(host.wire, server=recorded, scores=False)  # models are played again, not what was told of them
     check_new(place, " with --out")
     folder.create(settings, place)
-    fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
     judged = views(host.population) if data or recorded is None else []
-    judge = Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
-    rounds = count(1)
-    simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder)
-    list(simulation.play(stop=lambda: next(rounds) >= played, judge_of=lambda _: judge))
+
+    def judge_of(_: Run) -> Judge:
+        fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
+        return Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
+
+    returns = rolled_back(run.folder)
+    simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder, pins=tuple(returns.values()))
+    for after in sorted(number for number in returns if number < played):
+        list(simulation.play(judge_of=judge_of, until=after))
+        append(copy.folder / ROLLBACKS, json.dumps({"after": after, "to": returns[after]}))
+    list(simulation.play(judge_of=judge_of, until=played))
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)
     noise = tuple(recorded.noise) if recorded is not None and data else ()

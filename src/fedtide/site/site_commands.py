@@ -270,6 +270,21 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
     return 1
 
 
+def rollback(site: Path, round: int, /) -> int:
+    """Let the next round of a site begin with an earlier model that its server has kept; end the server first.
+
+    Args:
+        site: the folder of the site, whose study has `keep`.
+        round: number of rounds after which the model was made; an error names those that are kept.
+    """
+    from fedtide.site.rollback import roll_back
+    from fedtide.site.site import Site
+
+    done = roll_back(Site.read(site, imports=False), round)
+    _say(f"rollback: round {done.after + 1} begins with the model after round {done.to}", f"next: fedtide serve {site}")
+    return 0
+
+
 def _say(*lines: str) -> None:
     for line in lines:
         terminal.say(line, terminal.console())

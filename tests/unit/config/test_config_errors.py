@@ -148,7 +148,7 @@ def test_a_choice_without_a_kind_says_which_there_are(path):
 WRONG = [
     ("rounds", "many", "rounds: found 'many', allowed: a whole number"),
     ("rounds", 2.5, "rounds: found 2.5, allowed: a whole number"),
-    ("rounds", 0, "rounds: found 0, allowed: 1 or more"),
+    ("rounds", -1, "rounds: found -1, allowed: 0 or more"),
     ("rounds", True, "rounds: found True, allowed: a whole number"),
     ("seeds", 3, "seeds: found 3, allowed: a list"),
     ("seeds", [0, 0], "seeds: found 0 twice, allowed: each once"),
@@ -184,7 +184,7 @@ WRONG = [
     ),
     ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
     ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
-    ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
+    ("sweep/rounds", [2, -1], "sweep point 'rounds -1': rounds: found -1, allowed: 0 or more"),
 ]
 
 

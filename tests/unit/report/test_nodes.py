@@ -36,7 +36,7 @@ def folder(tmp_path: Path, lines=LINES) -> Path:
 
 
 def record(path: Path):
-    return SimpleNamespace(runs=[SimpleNamespace(folder=path)])
+    return SimpleNamespace(runs=[SimpleNamespace(folder=path)], experiment=SimpleNamespace(rounds=5))
 
 
 def test_a_record_tells_of_each_node(tmp_path):

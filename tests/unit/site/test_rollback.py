@@ -1,0 +1,131 @@
+"""Rollback of a site: the next round begins with a kept model, as the record says and a replay repeats."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedtide.core import checkpoint, codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.record import ROLLBACKS, read_rounds
+from fedtide.core.trees import same
+from fedtide.report.page import write_report
+from fedtide.runs import folder
+from fedtide.runs.digest import verify
+from fedtide.site.parity import replay
+from fedtide.site.rollback import Rollback, roll_back
+from fedtide.site.serve import hold
+from helpers.near_sites import site_of
+from helpers.shell import done, refused
+
+from .test_parity import files, made, play
+
+KEPT = {"rounds": 8, "eval_every": 1, "keep": {"best": 8}, "checkpoint_every": 1}
+FEDBUFF = {"name": "FedBuff", "algorithm": "fedbuff", "cohort": 3, "buffer": 2, "local": {"lr": 0.1, "batch_size": 20}}
+
+
+def stopping(after: int):
+    """Stop after so many rounds of this start."""
+    left = iter(range(after - 1))
+    return lambda: next(left, None) is None
+
+
+def state_of(site, number: int | None = None):
+    place = site.record if number is None else site.record / "checkpoints" / f"{number:08d}" / "state.safetensors"
+    return codec.from_file(checkpoint.file_of(place))
+
+
+def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
+    site = made(tmp_path, "FedAvg", **KEPT)
+    assert play(site, stop=stopping(5)) == 5
+    before = {path: path.read_bytes() for path in site.record.rglob("*") if path.is_file()}
+    assert done("rollback", site.root, 2) == 0
+    assert "round 6 begins with the model after round 2" in " ".join(capsys.readouterr().out.split())
+    assert {path: path.read_bytes() for path in before} == before  # a line was written, and nothing else
+    assert read_rounds(site.record, ROLLBACKS) == [{"after": 5, "to": 2}]
+    assert [verdict.wrong for verdict in verify(site.run)] == [None]
+    earlier, received = state_of(site, 2), []
+    played = __import__("fedtide.core.loop", fromlist=["play"]).play
+
+    def watched(algorithm, fleet, start, **named):
+        received.append(start)
+        yield from played(algorithm, fleet, start, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtide.runs.runner.play", watched)
+        assert play(site, stop=stopping(1)) == 6
+    assert same(received[0].state, earlier)
+    assert received[0].round == 5
+    # The server may be stopped, and rolled back again.
+    assert play(site, stop=stopping(1)) == 7
+    assert roll_back(site, 4) == Rollback(7, 4)
+    assert play(site) == 8
+    lines = read_rounds(site.record)
+    assert [line["round"] for line in lines] == list(range(8))
+    assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 4}
+    assert [verdict.wrong for verdict in verify(site.run)] == [None]
+    again = replay(site.run, files(site))
+    assert (again.rounds, again.equal, again.differs) == (8, True, None)
+    assert "Round 6 began with the model after round 2. Round 8 began with the model after round 4." in (
+        write_report([site.run]).read_text()
+    )
+    # Without its line it would have other weights.
+    (site.record / ROLLBACKS).write_text(json.dumps({"after": 5, "to": 3}) + "\n")
+    with pytest.raises(FedtideError, match=r"rollbacks\.jsonl: damaged"):
+        replay(site.run, files(site), tmp_path / "other")
+
+
+def test_a_rollback_that_was_not_played_yet_survives_kills_and_can_be_taken_back(tmp_path, monkeypatch):
+    site = made(tmp_path, "FedAvg", **KEPT)
+    play(site, stop=stopping(3))
+    roll_back(site, 1)
+    whole_lines = (site.record / ROLLBACKS).read_text()
+    (site.record / ROLLBACKS).write_text(whole_lines + '{"after": 3, "to"')  # a kill left half a line
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtide.core.checkpoint.save", lambda *given, **named: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            play(site)
+    assert read_rounds(site.record, ROLLBACKS) == [{"after": 3, "to": 1}]
+    roll_back(site, 3)
+    assert read_rounds(site.record, ROLLBACKS) == [{"after": 3, "to": 1}, {"after": 3, "to": 3}]
+    assert play(site) == 8
+    (tmp_path / "whole").mkdir()
+    whole = made(tmp_path / "whole", "FedAvg", **KEPT)
+    assert play(whole) == 8
+    assert same(state_of(site), state_of(whole))
+
+
+def test_rollbacks_that_are_refused(tmp_path, capsys):
+    site = made(tmp_path, "FedAvg", **{**KEPT, "rounds": 4, "keep": {"best": 1}})
+    with pytest.raises(FedtideError, match="was never served"):
+        roll_back(site, 1)
+    assert not site.record.exists()
+    play(site, stop=stopping(2))
+    site.lock.touch()
+    assert "ROUND: found 7, allowed: " in refused(capsys, site.root, "rollback", site.root, 7)
+    with site.lock.open("w") as file:
+        hold(file, site.root)
+        with pytest.raises(FedtideError, match="another server plays this site already"):
+            roll_back(site, 1)
+    play(site)
+    with pytest.raises(FedtideError, match=r"the study is over; allowed: fedtide export .*run --model 1"):
+        roll_back(site, 1)
+
+
+@pytest.mark.parametrize(("method", "changes", "line"), [
+    ("SCAFFOLD", {}, r"ROUND: found 1, but nodes have what clients kept in later rounds alone; allowed: none, because "
+                     r"clients of SCAFFOLD keep something"),
+    ("FedBuff", {"method": [FEDBUFF]}, r"ROUND: found 1, .*allowed: none, because clients of FedBuff are at work over"),
+    ("FedAvg", {"keep": None}, r"ROUND: found 1, but the study keeps no earlier models: .*; allowed: 2"),
+])  # fmt: skip
+def test_clients_that_went_on_without_the_model(tmp_path, method, changes, line):
+    settings = {key: value for key, value in {**KEPT, **changes}.items() if value is not None}
+    site = site_of(tmp_path, played=method, rows=90, **settings)
+    folder.create(site.experiment, site.run)
+    play(site, stop=stopping(2))
+    with pytest.raises(FedtideError, match=line):
+        roll_back(site, 1)
+    assert not (site.record / ROLLBACKS).exists()
