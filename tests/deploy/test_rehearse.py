@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,11 @@ def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_kill
 
 @pytest.mark.thorough
 def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
-    privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 1}
+    privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 1, "scores": 500.0}
     site, log = rehearsed(tmp_path, "fedavg", wire={"secure": True, "fewest": 3, "privacy": privacy})
     assert "noise follows from the seed here" in log
-    assert [line.round for line in ledger.read(site.record / ledger.LEDGER)] == [0, 1, 2]
+    lines = [(line.round, line.question) for line in ledger.read(site.record / ledger.LEDGER)]
+    assert lines == [(0, "train"), (1, "train"), (2, "train"), (2, "score test client"), (2, "score val client")]
+    last = json.loads((site.record / "rounds.jsonl").read_text().splitlines()[-1])
+    assert set(last["scores"]["val"]) == {"accuracy", "noise", "clients"}
     assert not site.private.exists(), "secrets of noise are gone when the run is over"
