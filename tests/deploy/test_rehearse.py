@@ -29,10 +29,15 @@ METHODS = {
 }
 
 
-def rehearsed(folder: Path, name: str, rounds: int = 3, kills: bool = True, **changes: Any) -> tuple[Site, str]:
+NODES = "berlin,lyon:2,oslo:2"
+
+
+def rehearsed(
+    folder: Path, name: str, rounds: int = 3, kills: bool = True, nodes: str = NODES, **changes: Any
+) -> tuple[Site, str]:
     """Rehearse a method, which has to give the bits of the simulation; the site of the rehearsal, and the log."""
     method = {"name": name, "algorithm": name, "cohort": 5, "local": {"lr": 0.1, "batch_size": 8}, **METHODS[name]}
-    site = site_of(folder, "berlin,lyon:2,oslo:2", name, method=[method], **changes)
+    site = site_of(folder, nodes, name, method=[method], **changes)
     log = Log(file=io.StringIO())
     assert rehearse(site, rounds=rounds, kills=kills, log=log) == 0, log.file.getvalue()
     assert "deployed = simulated, bit for bit" in log.file.getvalue()
@@ -49,10 +54,13 @@ def test_deployed_is_simulated(tmp_path, name):
 
 
 @pytest.mark.thorough
-def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
-    site, _ = rehearsed(tmp_path, "ifca", wire={"secure": True, "fewest": 3})
+@pytest.mark.parametrize("nodes", [NODES, "berlin,lyon,oslo,rome,wien"], ids=["three nodes", "five nodes"])
+def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path, nodes):
+    """Five nodes deal shares before."""
+    site, _ = rehearsed(tmp_path, "ifca", nodes=nodes, wire={"secure": True, "fewest": 3})
     record = (site.root / "nodes" / "berlin" / "asked.jsonl").read_text()
     assert '"kind": "unmask"' in record
+    assert ('"kind": "deal"' in record) == (nodes != NODES)
     assert '"opened": {"0": [' in record
 
 

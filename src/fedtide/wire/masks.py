@@ -28,8 +28,8 @@ If more vanish nothing opens, and the same clients try again, with new masks and
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
 So a node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
 one. A client that vanished knows no list, and may be in one more. At most a third of a list may vanish, and `fewest`
-must be left. So the sums of such lists tell of no fewer clients: to take others out of a sum takes a list that twice as
-many opened.
+must be left. So the sums of such lists tell of no fewer clients: whoever takes others out of a sum needs a list that
+twice as many opened.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
