@@ -91,7 +91,8 @@ def refused(unknown): ...
 WORDS = {
     "run": ["study.toml"], "tune": ["study.toml"], "check": ["strangers_code:fitting"], "show": ["study.toml"],
     "inspect": ["study.toml"], "recommend": ["study.toml"], "deploy": ["study.toml", "--method", "A", "--nodes", "a"],
-    "resume": ["folder"], "forget": ["folder", "0"], "export": ["folder", "--format", "safetensors"], "predict": ["folder", "x.csv"],
+    "resume": ["folder"], "forget": ["folder", "0"], "export": ["folder", "--format", "safetensors"],
+    "predict": ["folder", "x.csv"],
     "replay": ["folder"], "report": ["folder"], "verify": ["folder"], "track": ["folder", "tensorboard"],
     "rehearse": ["site"], "serve": ["site"], "admit": ["site", "a", "a.pub"], "invite": ["site", "b"],
     "status": ["site"], "join": ["site/tickets/a.ticket", "--data", "x.csv"], "init": ["new.toml"], "recipes": [],

@@ -373,14 +373,14 @@ def box(whole, tmp_path_factory) -> Iterator[Box]:
 OWN = {
     "report": ("run", "half", "summary.json"), "resume": ("run", "half"), "track": ("run", "half"),
     "admit": ("hospitals/site/roster.toml",), "invite": ("hospitals/site",), "rehearse": ("hospitals/site/rehearsal",),
-    "replay": ("hospitals/site/replay",), "serve": ("hospitals/site",),
+    "replay": ("hospitals/site/replay",), "serve": ("hospitals/site",), "forget": ("hospitals/site",),
 }  # fmt: skip
 """Folders and files that a command may change, besides changed copies of them that it is given."""
 
 DEFAULTS = {
     "run": ("runs",), "tune": ("runs",), "recommend": ("runs",), "inspect": ("runs",), "show": ("-show.html",),
     "report": ("report.html",), "predict": ("predictions.csv",), "init": ("study.toml",), "deploy": ("site",),
-    "export": (".safetensors", ".pt2", ".onnx"), "track": ("board",),
+    "export": (".safetensors", ".pt2", ".onnx"), "track": ("board",), "forget": ("run-without-", "half-without-"),
 }  # fmt: skip
 """What a command makes if it is not told where; beginnings, or endings of names."""
 
