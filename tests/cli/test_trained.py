@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 import fedtide as ft
 from fedtide.core.errors import FedtideError, quote
+from fedtide.data.population import Population
 from fedtide.runs.export import Predicting, seen_rows
-from fedtide.runs.trained import Models, Trained
+from fedtide.runs.trained import Trained
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A
 
@@ -156,12 +157,12 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
     ((), "ann", "allowed: the number of a client, from 0"),
 ])  # fmt: skip
 def test_a_number_is_a_client_only_if_clients_have_no_names(names, asked, found):
-    models = SimpleNamespace(real=False, host=SimpleNamespace(population=SimpleNamespace(names=names)))
+    population = SimpleNamespace(names=names)
     if isinstance(found, int):
-        assert Models.find_client(models, asked) == found
+        assert Population.number_of(population, asked, "--client") == found
         return
     with pytest.raises(FedtideError, match=re.escape(found)):
-        Models.find_client(models, asked)
+        Population.number_of(population, asked, "--client")
 
 
 def test_predict_writes_classes_and_probabilities(run, here, capsys):

@@ -61,7 +61,7 @@ FITTING = {
     "data": ["rows.csv", "rows.npz", "rows.parquet", "series.csv", "hospitals/berlin.csv", "study.toml"],
     "rows": ["rows.csv", "rows.npz", "rows.parquet"],
     "run_folder": ["run", "half", "hospitals/site/run"],
-    "run_folders": ["run", "half"],
+    "run_folders": ["run", "half"], "folder": ["run", "half", "hospitals/site"],
     "site": ["hospitals/site"],
     "ticket": ["hospitals/site/tickets/berlin.ticket"],
     "public_key": ["berlin/berlin.pub"],
@@ -75,7 +75,8 @@ FITTING = {
     "out": ["new", "new.html", "new.csv", "deep/new.html", "page.html"], "figures": ["files"], "tables": ["files"],
     "flower": ["app"], "home": ["berlin", "seat"], "study": ["mine.toml"], "policy": ["policy.toml"],
     "set": ["rounds=1", "title='a'", "eval_every=1", "method.local.lr=0.2", "model=linear"],
-    "label": ["label"], "client": ["user", "0", "1"], "time": ["time"], "features": ["a,b"], "without": ["user", "d"],
+    "label": ["label"], "client": ["user", "0", "1", "berlin"], "time": ["time"], "features": ["a,b"],
+    "without": ["user", "d"],
     "zone": ["Europe/Berlin"], "seed": ["0"], "cluster": ["0"], "seeds": ["0", "0,1"], "budget": ["1s"],
     "health": ["0"],
     "address": ["127.0.0.1:8300"], "rounds": ["1"], **CHEAP,
@@ -374,6 +375,7 @@ OWN = {
     "report": ("run", "half", "summary.json"), "resume": ("run", "half"), "track": ("run", "half"),
     "admit": ("hospitals/site/roster.toml",), "invite": ("hospitals/site",), "rehearse": ("hospitals/site/rehearsal",),
     "replay": ("hospitals/site/replay",), "serve": ("hospitals/site",), "rollback": ("hospitals/site",),
+    "forget": ("hospitals/site",),
 }  # fmt: skip
 """Folders and files that a command may change, besides changed copies of them that it is given."""
 
@@ -400,6 +402,8 @@ def may_change(call: Call, name: str, kind: str) -> bool:
     ):
         return True
     if kind == "made" and any(path.startswith(begin) or path.endswith(begin) for begin in DEFAULTS.get(command, ())):
+        return True
+    if kind == "made" and command == "forget" and "-without-" in path:  # beside the folder that it is given
         return True
     if kind == "changed" and path.endswith("page.html") and path in places:
         return True
