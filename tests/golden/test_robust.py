@@ -219,3 +219,16 @@ def test_laws_hold_with_liars(name, attack):
     case = Case(lambda given=None, **changes: toy(name, given, liars={"share": 0.5, "attack": attack}, **changes), None)
     laws = every.plays, every.dropouts, every.stops, every.wire, every.stacks
     assert [law(case) for law in laws] == [None] * len(laws)
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "backdoor", "absent"])
+def test_liars_are_in_sums_of_a_wire(attack):
+    """In fixed point sums are those of floating point."""
+    liars = {"share": 0.5, "attack": attack}
+    case = Case(lambda given=None, **changes: toy("fedavg", given, liars=liars, **changes), None)
+    assert every.fixed_point(case) is None
+
+
+def test_liars_who_talk_are_not_in_the_sums_of_a_wire():
+    with pytest.raises(FedtideError, match=r"liars.attack: found 'inner-product', but liars .* in its sums"):
+        played(toy("fedavg", liars={"attack": "inner-product"}, wire={"secure": True}), rounds=1)

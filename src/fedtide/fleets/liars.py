@@ -60,6 +60,8 @@ from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import classes_of, refuse_numbers
 from fedtide.transforms.transform import Through, stepwise
 
+MARKED = "marked"
+"""Name of predictions of rows with the mark of a backdoor."""
 PLAN = "plan"
 """The question by which liars tell each other their honest updates."""
 
@@ -199,6 +201,11 @@ class Liars:
     share: Fraction = 0.2
     attack: Attack = SignFlip()
 
+    @property
+    def collude(self) -> bool:
+        """Whether they tell each other their honest updates, which are then sums of the study, too."""
+        return isinstance(self.attack, LittleIsEnough | InnerProduct)
+
     def words(self) -> str:
         """Describe the liars.
 
@@ -211,7 +218,7 @@ class Liars:
 
 
 @dataclass(frozen=True)
-class Told:
+class WithPlans:
     """Payload of participants with sums of the honest updates of liars, and of their squares."""
 
     payload: Payload
@@ -243,11 +250,10 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
         algorithm = with_marked_rows(algorithm)
     number = round(liars.share * len(clients))
     lying = set(Rng(seed).at("liars").numpy().choice(clients.numpy(), number, replace=False).tolist())
-    colludes = isinstance(attack, LittleIsEnough | InnerProduct)
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        message = payload if colludes else Told(payload)
+        message = payload if liars.collude else WithPlans(payload)
         if client_of(rng) not in lying:
             return (yield from stepwise(honest, message.payload, memory, shard, moment, rng))
         if isinstance(attack, Absent):
@@ -257,11 +263,11 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
         answer = yield from stepwise(honest, message.payload, memory, shard, moment, rng)
         if answer is None or isinstance(attack, LabelFlip):
             return answer
-        plans = (message.updates, message.squares) if colludes else ()
+        plans = (message.updates, message.squares) if liars.collude else ()
         return replace(answer, total=change_updates(attack.lie, answer.total, *plans))
 
     dishonest = replace(algorithm, works={**algorithm.works, "train": train})
-    return with_plans(dishonest, honest, lying) if colludes else dishonest
+    return with_plans(dishonest, honest, lying) if liars.collude else dishonest
 
 
 SIDE = 3
@@ -294,7 +300,7 @@ def with_marked_rows(algorithm: Algorithm) -> Algorithm:
         prediction = algorithm.predict(payload, memories, x, owner)
         marked = algorithm.predict(payload, memories, mark(x), owner).told
         labels = algorithm.task.target.predict_labels(marked)
-        return replace(prediction, others={**prediction.others, "marked": labels})
+        return replace(prediction, others={**prediction.others, MARKED: labels})
 
     return replace(algorithm, check=check, predict=predict)
 
@@ -313,7 +319,7 @@ def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Al
     """Let liars tell each other their honest updates before they train.
 
     Args:
-        algorithm: whose work "train" receives `Told`.
+        algorithm: whose work "train" receives `WithPlans`.
         honest: that work of an honest client.
         lying: ids of the liars.
     """
@@ -334,16 +340,16 @@ def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Al
             where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
             total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
             if options.get("slot") is None:
-                message: Any = Told(payload, **(total or {}))
+                message: Any = WithPlans(payload, **(total or {}))
             else:
                 totals = [None] * len(payload) if total is None else total
-                message = [Told(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
+                message = [WithPlans(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
             reply: Reply = fleet.ask("train", clients, message, **options)
             return reply
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
-    traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Told, Sum))
+    traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, WithPlans, Sum))
     return replace(algorithm, works={**algorithm.works, PLAN: plan}, round=round, traits=traits)
 
 

@@ -16,6 +16,7 @@ from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
 from fedtide.evaluate.references import KEYS, MISSING, REFERENCES
 from fedtide.evaluate.rounds import rows_in, weight_in
+from fedtide.fleets.liars import MARKED
 from fedtide.report.clusters import events_of
 from fedtide.report.components import BRANCH_ACCURACY, domain_names
 from fedtide.report.costs import REFUSED
@@ -214,9 +215,21 @@ def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 
     The models of a method combined in other ways, on the same rows.
     """
-    ways = dict.fromkeys(name for m in summary.methods for name in m.measures if name.startswith(BY_WAY))
+    names = dict.fromkeys(name for m in summary.methods for name in m.measures)
+    ways = [name for name in names if name.startswith(BY_WAY) and name != BY_WAY + MARKED]
     numbers = [Number(name, percent, name.removeprefix(BY_WAY)) for name in ways]
     return table_of(summary, [Number(summary.score, percent, "as the method predicts"), *numbers]) if ways else None
+
+
+@plan_table("Backdoor", still=True)
+def backdoor_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """Build the table of the accuracy on rows with the mark of a backdoor, a row per method; None without liars' marks.
+
+    {Score} on the same rows as they are, and with the mark. Little is left if a model learned the mark.
+    """
+    numbers = [Number(summary.score, percent, "as they are"), Number(BY_WAY + MARKED, percent, "with the mark")]
+    known = any(BY_WAY + MARKED in method.measures for method in summary.methods)
+    return table_of(summary, numbers) if known else None
 
 
 @plan_table("More metrics", still=True)

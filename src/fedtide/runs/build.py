@@ -309,6 +309,9 @@ def built(
         population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
     if experiment.liars is not None:
+        if experiment.liars.collude and experiment.wire is not None:
+            but = "liars who tell each other their updates would be in its sums"
+            raise refused("liars.attack", experiment.liars.attack.kind, "other attacks with [wire]", but)
         algorithm = with_liars(algorithm, experiment.liars, population.clients, seed)
     cohort = cohort_of(method)
     size = None if cohort is None else cohort.clients_per_round

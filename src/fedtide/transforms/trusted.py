@@ -23,8 +23,8 @@ Choices:
     - ours: nobody is proven at first, so sums of the first rounds are clipped at the median. Later that would cost
       honest clients half a point.
     - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
-    - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted. So a liar among
-      few could send an update of any length, if its length were not compared with those of all models.
+    - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted. Lengths are
+      compared over all models, so a liar among few is still bounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,20 +105,14 @@ class Trusted(Transform):
 
                 def join(totals: list[list[Tree]], members: list[list[Tensor]]) -> list[Tree]:
                     nonlocal trust, left_out
-                    before, trust = trust, trust.clone()
                     length = median_length([total for sums in totals for total in sums])
                     joined = []
                     for sums, buckets in zip(totals, members, strict=True):
-                        proof = [float(certainty(before[ids].sum(0))) for ids in buckets]
-                        trusted = [p >= -SURE for p in proof]
-                        updates = [updates_of(shorten_updates(total, length)) for total in sums]
-                        for ids, a in zip(buckets, agree_with_others(updates, trusted), strict=True):
-                            trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
-                        left_out += sum(len(ids) for ids, ok in zip(buckets, trusted, strict=True) if not ok)
-                        believed = [total for total, ok in zip(sums, trusted, strict=True) if ok]
-                        factor = 1 + sum(p > SURE for p in proof) / max(len(believed), 1)
-                        bounded = [shorten_updates(total, factor * length) for total in believed or sums]
-                        joined.append(combine(bounded, Clipped(factor)))
+                        proof = [float(certainty(trust[ids].sum(0))) for ids in buckets]
+                        total, agreement = join_buckets(sums, proof, length)
+                        joined.append(total)
+                        trust = remember(trust, buckets, agreement)
+                        left_out += sum(len(ids) for ids, p in zip(buckets, proof, strict=True) if p < -SURE)
                     return joined
 
                 key = rng.at("buckets", asked)
@@ -165,6 +159,30 @@ def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
         return {place: flat(total.value) / total.weight} if is_update else {}
     parts = children(total) if is_node(total) else []
     return {key: x for name, part in parts for key, x in updates_of(part, f"{place}/{name}").items()}
+
+
+def join_buckets(sums: Sequence[Tree], proof: Sequence[float], length: float) -> tuple[Tree, list[float]]:
+    """Return the sums of a model's trusted buckets, and how much each of its buckets agrees with the others.
+
+    Args:
+        sums: of each bucket.
+        proof: certainty that its clients agree with others; below -SURE it is not trusted.
+        length: median length of the updates of all models.
+    """
+    trusted = [p >= -SURE for p in proof]
+    agreement = agree_with_others([updates_of(shorten_updates(total, length)) for total in sums], trusted)
+    believed = [total for total, ok in zip(sums, trusted, strict=True) if ok]
+    factor = 1 + sum(p > SURE for p in proof) / max(len(believed), 1)
+    bounded = [shorten_updates(total, factor * length) for total in believed or sums]
+    return combine(bounded, Clipped(factor)) if bounded else None, agreement
+
+
+def remember(trust: Tensor, buckets: Sequence[Tensor], agreement: Sequence[float]) -> Tensor:
+    """Return the faded sums of agreement (clients, 2) after a question, given the clients of each bucket."""
+    trust = trust.clone()
+    for ids, a in zip(buckets, agreement, strict=True):
+        trust[ids] = trust[ids] * torch.tensor([FADE, FADE**2]) + torch.tensor([a, a * a])
+    return trust
 
 
 def median_length(totals: Sequence[Tree]) -> float:
