@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.wire import masks, shares
 from fedtide.wire.keys import library, shamir
-from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, hidden, recovered, unmasked
+from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, hidden, recovered, unmasked, unsealed
 from fedtide.wire.shares import SEALED, deal, gather, needed
 from helpers.examples import examples
 
@@ -46,7 +47,8 @@ class Cohort:
 
     def recovered(self, alive: Iterable[int], lost: Iterable[int], shown: Mapping[int, Shown]):
         """As a server does: by the first client of each node that is left."""
-        helpers = {self.place(k): shown[k] for k in sorted(shown, reverse=True)}
+        secrets = unsealed(shown)
+        helpers = {self.place(k): secrets[k] for k in sorted(shown, reverse=True)}
         return recovered(CONTEXT, ABOUT.key, self.dealt, sorted(lost), sorted(self.peers.keys() - set(alive)), helpers)
 
 
@@ -130,32 +132,26 @@ def test_shares_by_the_library_and_how_many_are_needed():
     assert gather(few, {0: keys[0], 1: keys[1], 2: keys[2], 3: keys[0]}, 3) == (b"0123456789abcdef", [3])
 
 
-def known_of(made: Cohort, victim: int, told: Mapping[int, str], helping: set[int], fewest: int) -> tuple[bool, bool]:
-    """Whether a server has a victim's b, and all that it shares with others, by what it tells these of the list.
+def knows_both(made: Cohort, told: Mapping[int, str], helping: set[int], fewest: int) -> bool:
+    """Whether a server has client 0's b, and all that it shares with others, by what it tells these of the list.
 
-    Some are told that the victim is in it and vanished, others that it never answered. Some help with all they have.
+    Client 0 and some others are told of one list, the rest of one without it. Helpers are in both, with all they have.
     """
-    others, said = [k for k in made.at if k != victim], made.dealt[victim]
-    seeds, keys, links = dict[int, bytes](), dict[int, bytes](), set(helping)
-    for k in others:
-        if k in helping:
-            seeds[made.place(k)], keys[made.place(k)] = (
-                made.at[k]._share(CONTEXT, kind, victim, made.peers[k], made.peers[victim]) for kind in ("seed", "key")
-            )
-            continue
-        named = sorted(made.at) if told[k] == "in" else others
-        for lost in ([], [victim] if told[k] == "in" else [next(j for j in others if j != k)]):
-            try:
-                shown = made.at[k].show(CONTEXT, k, named, fewest, (0,), lost)
-            except FedtideError:
-                continue
-            links |= {k for j in shown.links if j == victim}
-            seeds |= {made.place(k): each for j, each in shown.seeds.items() if j == victim}
-            keys |= {made.place(k): each for j, each in shown.keys.items() if j == victim}
-    # The victim is told that it is in the list, and that these are left of it.
-    left = 1 + sum(k in helping or told[k] == "in" for k in others)
-    seed = left >= said.needed or gather(said.seeds, seeds, said.needed)[0] is not None
-    return seed, links == set(others) or gather(said.keys, keys, said.needed)[0] is not None
+    inside, outside = ([k for k in told if told[k] == word] for word in ("in", "out"))
+
+    def opens(clients: list[int], lost: list[int]) -> bool:
+        if not clients:  # helpers among themselves
+            return len(helping) >= made.dealt[0].needed
+        named = sorted({*clients, *helping, *lost})
+        try:
+            for k in clients:
+                made.at[k].show(CONTEXT, k, named, fewest, (0,), lost)
+        except FedtideError:
+            return False
+        return True
+
+    # One of the list of client 0 is said to have vanished from the other one, so that shares of keys are given.
+    return opens([0, *inside], []) and (not inside and not outside or opens(outside, inside[:1]))
 
 
 @pytest.mark.parametrize(("count", "fewest"), [(4, 3), (5, 3), (6, 3), (6, 4), (3, 2), (7, 4)])
@@ -169,8 +165,53 @@ def test_a_server_and_fewer_nodes_than_are_said_never_have_both_secrets_of_a_cli
         for lists in product(("in", "out"), repeat=len(honest)):
             made = cohort(list(range(count)), [[1, 1]] * count, fewest=fewest)
             told = dict(zip(honest, lists, strict=True))
-            both.append(all(known_of(made, 0, told, helping, fewest)))
+            both.append(knows_both(made, told, helping, fewest))
         assert any(both) == (len(helping) == least)
+
+
+def test_two_lists_of_which_one_is_short():
+    """Three of twelve open b of client 0, and eleven the key of it: each node is told one list."""
+    made = cohort(list(range(12)), [[1, 1]] * 12)
+    with pytest.raises(FedtideError, match="with clients of 8 nodes left"):
+        made.at[0].show(CONTEXT, 0, [0, 1, 2], 2)
+    assert made.at[3].show(CONTEXT, 3, range(1, 12), 2, (0,), [1, 2]).keys
+
+
+def test_masks_with_few_of_those_that_have_shares():
+    """Else two who are said to have gone would open all masks of client 0, which is said to have vanished."""
+    made = cohort(list(range(9)), [[1, 1]] * 9, masked=set(range(1, 9)))
+    few = {k: made.dealt[k].public for k in range(3)}
+    with pytest.raises(FedtideError, match="of clients at 6 nodes or more"):
+        made.at[0].masked(CONTEXT, 0, torch.tensor([1, 1]), {k: made.peers[k] for k in few}, ABOUT, PARTS, few)
+
+
+def test_shares_for_fewer_nodes_than_others_deal_for():
+    """Client 0 was told of four nodes, so three could open its b. But these would have to open a list of so few."""
+    made = cohort(list(range(12)), [[1, 1]] * 12, masked=set(range(1, 12)))
+    later = replace(CONTEXT, attempt="a.1")
+    names = {made.at[k].node: made.peers[k] for k in range(4)}
+    made.at[0].deal(later, 0, names, 2)
+    for k in range(1, 12):
+        made.at[k].deal(later, k, {node.node: node.bundle.public for node in made.at.values()}, 2)
+    drawn = {k: made.at[k]._dealt[later, k].dealing.public for k in range(12)}
+    four = {k: drawn[k] for k in range(4)}
+    made.at[0].masked(later, 0, torch.tensor([1, 1]), {k: made.peers[k] for k in four}, ABOUT, PARTS, four)
+    for k in (1, 2, 3):
+        made.at[k].masked(later, k, torch.tensor([1, 1]), made.peers, ABOUT, PARTS, drawn)
+        with pytest.raises(FedtideError, match="with clients of 8 nodes left"):
+            made.at[k].show(later, k, [0, 1, 2, 3], 2, (0,), [0])
+
+
+def test_what_clients_show_opens_only_if_all_were_told_the_same():
+    """Each is told its own list, with enough left: none of their shares can be read."""
+    made = cohort(list(range(12)), [[1, 1]] * 12)
+    shown = {}
+    for k in range(1, 12):
+        lost = [0] if k % 2 else [0, k % 11 + 1]
+        shown[k] = made.at[k].show(CONTEXT, k, range(12), 2, (0,), lost)
+    assert made.recovered(range(12), [0], {k: each for k, each in shown.items() if k % 2}) == ({}, ANY)
+    same = made.shown(range(12), [0], (0,))
+    assert made.recovered(range(12), [0], same)[0]
 
 
 def test_a_node_gives_shares_for_one_list_of_a_try():
@@ -196,9 +237,10 @@ def test_one_client_of_a_node_gives_its_shares():
         (range(6), [0], 2, "others than 0 in the list, each once"),
         (range(6), [1, 1], 2, "others than 0 in the list, each once"),
         (range(5), [5], 2, "others than 0 in the list, each once"),
-        (range(6), [1, 2, 3], 2, "found 3, allowed: at most a third of the sum, with clients of 4 nodes left"),
-        (range(5), [1, 2], 2, "at most a third of the sum, with clients of 4 nodes left"),
-        (range(6), [1, 2], 5, "found 2, allowed: at most a third of the sum, with clients of 5 nodes left"),
+        (range(6), [1, 2, 3], 2, "with clients of 4 nodes left, and without at most a third of its own"),
+        (range(5), [1, 2], 2, "with clients of 4 nodes left"),
+        (range(3), [], 2, "with clients of 4 nodes left"),
+        (range(6), [1, 2], 5, "found 4, allowed: 5 clients or more"),
     ],
 )
 def test_what_a_node_gives_no_shares_for(alive, lost, fewest, words):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from fedtide.wire.masks import (
     hidden,
     recovered,
     unmasked,
+    unsealed,
 )
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.shares import MOST, SEALED, needed
@@ -170,14 +171,14 @@ class MaskedSums:
         messages as many, for all tries together.
         """
         self._unmet = {}
-        asked, named_before, why = ask, frozenset[int](), dict[int, str]()
+        asked, named_before, why, bare = ask, frozenset[int](), dict[int, str](), set[int]()
         now, end = self.mail.clock.monotonic, math.inf
         for _ in range(TRIES):
             if now() >= end:
                 break
             until = min(now() + seconds, end)
             here = self._in_enough(self._met(asked, until))
-            here, dealing = self._deal(here, until)
+            here, dealing = self._deal(here, until, bare)
             if dealing is None:
                 continue
             self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=dealing.mask)
@@ -196,6 +197,9 @@ class MaskedSums:
                 continue
             if not clients:
                 break
+            if few := {slot for slot in dealing.holders if not self._has_enough(dealing, alive, slot)}:
+                bare |= few  # no list of so few may be opened that has shares: they mask anew without
+                continue
             if not self._names_the_same(alive):
                 break
             asked, named_before = alive, clients
@@ -216,10 +220,15 @@ class MaskedSums:
         self._lists = lists | before
         return all(self._lists[key] == members for key, members in lists.items())
 
-    def _deal(self, ask: Ask, until: float) -> tuple[Ask, Dealing | None]:
+    def _deal(self, ask: Ask, until: float, bare: Collection[int]) -> tuple[Ask, Dealing | None]:
         """Have clients deal shares before a try, in slots of which nodes may then vanish.
 
         It is no work, and has a quarter of the time.
+
+        Args:
+            ask: the question.
+            until: when answers must be there.
+            bare: slots in which none are dealt, and too few answered for shares.
 
         Returns:
             The question to those that did, or have to deal none. The shares; None if a node was started again, so that
@@ -229,7 +238,8 @@ class MaskedSums:
         node_of, mask, now = self.mail.node_of, self._mask(ask), self.mail.clock.monotonic()
         fewest = self.mail.vectors.wire.fewest
         nodes = {slot: sorted({node_of[client] for client in ids}) for slot, ids in by_slot(ask).items()}
-        holders = {slot: names for slot, names in nodes.items() if needed(len(names), fewest) < len(names) <= MOST}
+        holders = {slot: names for slot, names in nodes.items()
+                   if slot not in bare and needed(len(names), fewest) < len(names) <= MOST}  # fmt: skip
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
         if not slot_of:
             return ask, Dealing(mask)
@@ -244,7 +254,7 @@ class MaskedSums:
             if answer.word == REFUSED + STALE:
                 stale.append(client)
                 self._unmet[client] = UNOPENED
-            elif answer.word == ANSWERED and len(dealt_shares.seeds) != SEALED * len(holders[slot]):
+            elif answer.word == ANSWERED and not _fits(dealt_shares, len(holders[slot]), fewest):
                 self._unmet[client] = f"{REFUSED}its shares are not for the nodes that are asked"
             elif answer.word == ANSWERED:
                 key = Bundle(dealt_shares.public, self._keys[name].identity, dealt_shares.signature)
@@ -255,12 +265,21 @@ class MaskedSums:
                     self._unmet[client] = UNSIGNED
         if self._forget_keys(stale):
             return ask, None
-        ask = self._in_enough(_only(ask, set(ask.clients.tolist()) - slot_of.keys() | dealt.keys()))
+        whole, ask = ask, self._in_enough(_only(ask, set(ask.clients.tolist()) - slot_of.keys() | dealt.keys()))
         drawn = {
             str(client): {"public": dealt[client].public, "signature": dealt[client].signature}
             for client in ask.clients.tolist() if client in dealt
         }  # fmt: skip
-        return ask, Dealing(self._mask(ask) | {"drawn": drawn}, dealt, holders)
+        dealing = Dealing(self._mask(ask) | {"drawn": drawn}, dealt, holders)
+        if few := {slot for slot in holders if not self._has_enough(dealing, ask, slot)}:
+            return self._deal(whole, until, {*bare, *few})
+        return ask, dealing
+
+    def _has_enough(self, dealing: Dealing, ask: Ask, slot: int) -> bool:
+        """Tell whether clients of a slot are at as many nodes as a sum with shares must have."""
+        clients = by_slot(ask).get(slot, [])
+        enough = max((dealing.dealt[client].needed for client in clients), default=0)
+        return not clients or len({self.mail.node_of[client] for client in clients}) >= enough
 
     def _mask(self, ask: Ask) -> dict[str, Any]:
         """Return how answers to a question are masked in a try, in plain JSON."""
@@ -332,9 +351,11 @@ class MaskedSums:
         """Tell whether the others of a sum open it without those that vanished."""
         stay, node_of, fewest = set(ids) - set(lost), self.mail.node_of, self.mail.vectors.wire.fewest
         wanted = max(fewest, *(this.answers[client].fewest for client in ids))
+        enough = max((this.dealing.dealt[client].needed for client in by_slot(this.here)[slot]
+                      if slot in this.dealing.holders), default=0)  # fmt: skip
         return (
-            slot in this.dealing.holders
-            and enough_left(node_of, set(ids), stay, needed(len(this.dealing.holders[slot]), wanted))
+            enough > 0
+            and enough_left(node_of, set(ids), stay, enough)
             and len(stay) >= wanted
             and hidden({client: node_of[client] for client in stay}, wanted)
         )
@@ -385,7 +406,8 @@ class MaskedSums:
         received = this.payload if this.here.slot is None else {slot: this.payload[slot]}
         gone = set(by_slot(this.here)[slot]) - set(ids)
         context, key = self._context(this.here, slot, this.dealing.mask), question_key(asked, str(slot), received)
-        gave = {place: shown[client] for place, client in helpers.items()}
+        secrets = unsealed({client: shown[client] for client in left})
+        gave = {place: secrets[client] for place, client in helpers.items()}
         vanished, wrong = recovered(context, key, this.dealing.dealt, new, gone, gave)
         this.vanished.update(vanished)
         words = dict[int, str]()
@@ -394,7 +416,7 @@ class MaskedSums:
                 words[fault.client] = f"{LOST}its shares are not of the secret that it dealt"
             else:
                 what = f"its share of a secret of client {fault.client} does not open"
-                words[helpers[fault.place]] = f"{LOST}{what}; one of the two nodes sent another"
+                words[helpers[fault.place]] = f"{LOST}{what}; one of the nodes that are left sent a wrong secret"
         this.wrong.update(words)
         return {} if vanished else this.lost | words
 
@@ -498,3 +520,8 @@ def _shut(answer: Received | None) -> str:
 def _only(ask: Ask, clients: set[int]) -> Ask:
     """Return the question to those of its clients that are in a set."""
     return ask.of(torch.tensor([client in clients for client in ask.clients.tolist()], dtype=torch.bool))
+
+
+def _fits(dealt: Dealt, nodes: int, fewest: int) -> bool:
+    """Tell whether shares are for so many nodes, and no fewer of them give a secret back than the study needs."""
+    return len(dealt.seeds) == SEALED * nodes and needed(nodes, fewest) <= dealt.needed <= nodes

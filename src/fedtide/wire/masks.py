@@ -17,12 +17,13 @@ every other client sends for its own list, and its own parts. Nothing opens if t
 A client of the list may vanish between the messages. Where that may be (`fedtide.wire.shares`), a message goes before
 the first. Each client draws a key for this sum, and all s_ij are made of these keys. It deals shares of the key and of
 b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the list
-they give their shares of its key: so the server makes all s_ij of the two. The others seal b_i anew, among those that
-are left.
+they give their shares of its key: so the server makes all s_ij of the two.
 
-A node gives its shares for one list of a try alone, so never of both secrets of a client. If t of n nodes are needed, a
-server that has both needs 2t - n nodes that give both. It needs as many to have b_i unsealed with one list and the key
-of i with another. They are never fewer than those that can learn as much without shares.
+Two lists must not meet: with one the server could open b_i, and with the other the s_ij of the same i. So if t of n
+nodes are needed for a secret, a list is opened by clients of t nodes or more, and masks are of as many. All that a
+client sends, also shares, is sealed with what each other client that is left sends for the same list. Of two lists that
+open, 2t - n nodes were told both. An honest node gives to one alone, so these lied, and they are `fewest - 1` or more.
+Without shares as many can be in a list with one other client.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
@@ -151,11 +152,11 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Shown:
-    """The secrets of a client that open parts of a sum.
+    """The secrets of a client that open parts of a sum. All but `opens` are under what all others give that are left.
 
     Args:
-        sealed: its seeds of these parts, under what all others give that are left of the list.
-        opens: by client that is left of the list, what it gives to open that one's seeds.
+        sealed: its seeds of these parts.
+        opens: by client that is left of the list, what it gives to open that one's secrets.
         links: by client that was asked and is not in the list, the seeds of the parts that they share.
         seeds: by client that vanished, what unseals the share that its node has of that one's b. The first client of a
             node that is left has these, and `keys`.
@@ -351,7 +352,7 @@ class Masker:
 
         Raises:
             FedtideError: it was masked for this try before, with other numbers or among others. Or its key for this sum
-                is another one, or some of these nodes have no shares of it.
+                is another one, or some of these nodes have no shares of it, or there are fewer than give it back.
         """
         total = vector.numpy().view(np.uint64).copy()
         keys = peers if drawn is None else drawn
@@ -361,18 +362,20 @@ class Masker:
         if (context, client) in self._used and (entry is None or entry.same != same):
             raise FedtideError("a sum is masked once in a try")
         if entry is None:
-            agreed, seed, holders = self._secret, secrets.token_bytes(SEED), 0
+            agreed, seed, enough = self._secret, secrets.token_bytes(SEED), 0
             if drawn is not None:
                 mine = self._dealt.get((context, client))
                 if mine is None or drawn.get(client) != mine.dealing.public:
                     raise FedtideError(STALE)
                 if drawn.keys() != peers.keys() or not set(peers.values()) <= set(mine.holders):
                     raise FedtideError("its key for this sum was dealt without some of those who are asked")
-                agreed, seed, holders = partial(_exchange, mine.private), mine.seed, len(mine.holders)
+                agreed, seed, enough = partial(_exchange, mine.private), mine.seed, mine.dealing.needed
+                if len(set(peers.values())) < enough:
+                    raise FedtideError(f"a sum with shares is of clients at {enough} nodes or more")
             links = {
                 j: _link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client
             }
-            entry = _Sum(same, seed, links, dict(peers), about, len(parts), holders)
+            entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough)
             self._used.add((context, client))
             self._open[context, client] = entry
             _forget_oldest(self._open)
@@ -416,18 +419,18 @@ class Masker:
             raise refused("parts to open", list(parts)[:20], f"each once, in their order, 0 to {entry.parts - 1}")
         stay, gone = named - set(lost), set[int]()
         if lost:
-            if not entry.holders:
+            if not entry.enough:
                 raise FedtideError("no shares were dealt of this sum, so all of its clients have to open it")
             if client not in stay or not set(lost) <= named or len(set(lost)) != len(lost):
                 raise refused("clients that vanished", sorted(lost), f"others than {client} in the list, each once")
-            if not enough_left(entry.peers, named, stay, enough := needed(entry.holders, fewest)):
-                but = f"at most a third of the sum, with clients of {enough} nodes left"
-                raise refused("clients that vanished", len(lost), but)
             gone = entry.peers.keys() - named
         if len(stay) < fewest:
             raise refused("sum to open", len(stay), f"{fewest} clients or more")
         if not hidden({peer: entry.peers[peer] for peer in stay}, fewest):
             raise FedtideError(ALONE)
+        if entry.enough and not enough_left(entry.peers, named, stay, entry.enough):
+            but = f"with clients of {entry.enough} nodes left, and without at most a third of its own"
+            raise refused("sum to open", sorted(stay), but)
         others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
         told_digest = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
         if self._lists_of.setdefault(context, digest) != digest:
@@ -446,13 +449,10 @@ class Masker:
                 k: self._share(context, kind, k, self.bundle.public, entry.peers[k]) for k in sorted(dealers) if mine
             }
 
-        return Shown(
-            key_stream(_xor(*(pad(client, other, other) for other in others))).update(_seeds(entry.seed, parts)),
-            {other: pad(other, client, other) for other in others},
-            {j: _seeds(secret, parts) for j, secret in entry.links.items() if j not in named},
-            shares("seed", lost),
-            shares("key", gone),
-        )
+        links = {j: _seeds(secret, parts) for j, secret in entry.links.items() if j not in named}
+        secret = Shown(_seeds(entry.seed, parts), {}, links, shares("seed", lost), shares("key", gone))
+        opens = {other: pad(other, client, other) for other in others}
+        return replace(_sealed(secret, [pad(client, other, other) for other in others]), opens=opens)
 
     def _name(self, about: Question, client: int, digest: str) -> None:
         """Note the list that a question of a client is opened for; raise if it is another than before."""
@@ -516,6 +516,22 @@ def _forget_oldest(sums: OrderedDict[tuple[Context, int], Any]) -> None:
     """Forget all but the last tries."""
     while len({(context.version, context.attempt) for context, _ in sums}) > KEPT:
         sums.popitem(last=False)
+
+
+def _sealed(secret: Shown, pads: Sequence[bytes]) -> Shown:
+    """Return the secrets of a client under pads of the others, or those that are under them without."""
+    stream = key_stream(_xor(*pads))
+
+    def through(table: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {k: stream.update(table[k]) for k in sorted(table)}
+
+    sealed = stream.update(secret.sealed)
+    return Shown(sealed, secret.opens, through(secret.links), through(secret.seeds), through(secret.keys))
+
+
+def unsealed(shown: Mapping[int, Shown]) -> dict[int, Shown]:
+    """Return the secrets of all clients that are left of a list, of which each opens those of the others."""
+    return {i: _sealed(secret, [shown[k].opens[i] for k in shown if k != i]) for i, secret in shown.items()}
 
 
 def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
@@ -582,7 +598,7 @@ STALE = "its key for masks is another than the server knows"
 
 @dataclass(repr=False)  # its secrets stand in no traceback
 class _Sum:
-    """A sum that is masked: a digest of the numbers and clients in it, and its secrets."""
+    """A sum that is masked: a digest of numbers and clients, its secrets, and how many nodes give these back, or 0."""
 
     same: bytes
     seed: bytes
@@ -590,7 +606,7 @@ class _Sum:
     peers: dict[int, str]
     about: Question
     parts: int
-    holders: int
+    enough: int
 
 
 @dataclass(repr=False)
@@ -645,7 +661,7 @@ def recovered(
         dealt: what clients dealt.
         lost: those that vanished.
         gone: those that were asked, and are not in the list.
-        shown: by place of a node, what its first client gave.
+        shown: by place of a node, the unsealed secrets of its first client.
     """
     wrong = list[Wrong]()
 
@@ -697,9 +713,8 @@ def unmasked(
         vanished: secrets of the others in the list.
         numbers: those of the parts, of which secrets of the others are made.
     """
-    seeds = {i: key_stream(_xor(*(shown[other].opens[i] for other in shown if other != i))).update(shown[i].sealed)
-             for i in shown}  # fmt: skip
-    links = {i: shown[i].links for i in shown}
+    secrets = unsealed(shown)
+    seeds, links = {i: secrets[i].sealed for i in secrets}, {i: secrets[i].links for i in secrets}
     for i, lost in (vanished or {}).items():
         seeds[i] = _seeds(lost.seed, numbers)
         links[i] = {k: _seeds(secret, numbers) for k, secret in lost.links.items()}
