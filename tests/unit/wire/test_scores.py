@@ -368,7 +368,7 @@ def test_real_clients_tell_what_a_simulation_says_and_nothing_of_one_client(tmp_
         line.model_dump() for line in reference.fleet.ledger.lines
     ]
     carrier = judge.fleet.carrier
-    assert {question.header["kind"] for question in carrier.asked} <= {"ask", "keys", "unmask"}
+    assert {question.header["kind"] for question in carrier.asked} <= {"ask", "deal", "keys", "unmask"}
     told_by_node = {}
     for question in carrier.asked:
         if question.header["question"].startswith("score") and question.header["kind"] == "ask":
