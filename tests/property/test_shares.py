@@ -151,7 +151,7 @@ def knows_both(made: Cohort, told: Mapping[int, str], helping: set[int], fewest:
         return True
 
     # One of the list of client 0 is said to have vanished from the other one, so that shares of keys are given.
-    return opens([0, *inside], []) and (not inside and not outside or opens(outside, inside[:1]))
+    return opens([0, *inside], []) and ((not inside and not outside) or opens(outside, inside[:1]))
 
 
 @pytest.mark.parametrize(("count", "fewest"), [(4, 3), (5, 3), (6, 3), (6, 4), (3, 2), (7, 4)])

@@ -264,8 +264,8 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Told:
-    """An evaluation as a sum over clients tells it, of whom none is seen by itself.
+class SummedScores:
+    """An evaluation read from a sum over clients. No client's score is visible.
 
     Args:
         accuracy: mean over clients that have rows, each of which counts once; with noise it may be below 0 or above 1.
@@ -297,9 +297,9 @@ class Scores:
         group: (clients,) number of each client's true group, in an evaluation that knows it.
         moment: when they were judged, in an evaluation.
         pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.scoring`.
-        summed: whether the server is told sums alone: then `told` is all that it knows, None if that is nothing, and
-            the other numbers are what a simulation knows.
-        told: by these sums.
+        summed: true if the server gets only a sum, which is `by_sum` (None: no sum was opened). The other numbers are
+            for the simulation.
+        by_sum: the evaluation read from the sum.
     """
 
     clients: Tensor
@@ -315,7 +315,7 @@ class Scores:
     pooled: Mapping[str, Tensor] = field(default_factory=dict)
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     summed: bool = False
-    told: Told | None = None
+    by_sum: SummedScores | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -354,7 +354,7 @@ class Scores:
     def headline(self) -> float:
         """The accuracy by which choices are made: what the server is told by sums, NaN if that is nothing, or all."""
         if self.summed:
-            return math.nan if self.told is None else self.told.accuracy
+            return math.nan if self.by_sum is None else self.by_sum.accuracy
         return self.accuracy
 
     @property

@@ -127,7 +127,7 @@ class Judge:
         If the server is told sums alone it has what they tell, and nothing else.
         """
         if scores.summed:
-            entry = {} if scores.told is None else asdict(scores.told)
+            entry = {} if scores.by_sum is None else asdict(scores.by_sum)
             return {name: value for name, value in entry.items() if name != "noise" or value}
         truth, own_expert = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)

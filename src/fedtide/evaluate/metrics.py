@@ -178,6 +178,9 @@ OF_TARGETS = {
 }
 """Metrics of what targets sum over rows; which ones a target has its `TargetWords.metrics` says."""
 
+BY_WAY = "accuracy_by_"
+"""Prefix of accuracies of other ways to combine a method's models, such as `accuracy_by_global`."""
+
 LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
 """Metrics that are errors: claims and tables take the lower one for the better one."""
 

@@ -18,7 +18,7 @@ from fedtide.core.base import (
     Scores,
     Shard,
     State,
-    Told,
+    SummedScores,
     Weights,
 )
 from fedtide.core.errors import FedtideError, refused
@@ -400,9 +400,9 @@ class SimulatedFleet:
         scores = concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
         if not (scoring.record and self.vectors.wire.scores):
             return scores
-        return replace(scores, summed=True, told=self._told(scoring, scores, payload))
+        return replace(scores, summed=True, by_sum=self._sum_scores(scoring, scores, payload))
 
-    def _told(self, scoring: Scoring, scores: Scores, payload: Payload) -> Told | None:
+    def _sum_scores(self, scoring: Scoring, scores: Scores, payload: Payload) -> SummedScores | None:
         """Release the sum of scores, and return the evaluation as it tells it."""
         ask = self.vectors.add_forms(scoring.as_sum(len(self.queries) + self._summed), payload)
         self._summed += 1
@@ -411,7 +411,7 @@ class SimulatedFleet:
         for client, answer in answers_of(scores):
             if counts[ask.clients == client]:
                 block.count(client, answer)
-        return self.vectors.told(self.vectors.open(ask, payload, block.result()).total)
+        return self.vectors.read_scores(self.vectors.open(ask, payload, block.result()).total)
 
     def _scoring(self, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scoring:
         """Return the evaluation of some clients, with their true groups if these decide together."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.base import Algorithm, Answer, Notes, Payload, Shard, Slotted, Told
+from fedtide.core.base import Algorithm, Answer, Notes, Payload, Shard, Slotted, SummedScores
 from fedtide.core.errors import refused
 from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult
@@ -250,7 +250,7 @@ class Vectors:
         sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
         return _total(ask, sums)
 
-    def told(self, total: Tree) -> Told | None:
+    def read_scores(self, total: Tree) -> SummedScores | None:
         """Return the evaluation that opened sums tell, with the deviation of their noise."""
         ledger = self.wire.ledger
         deviation = 0.0 if ledger is None or ledger.scores is None else score_deviation(ledger.scores.z)

@@ -496,7 +496,7 @@ class RemoteFleet:
             ask = scoring.as_sum(len(self.queries) + self._summed)
             self._summed += 1
             total = self._put(ask, payload, self.patience, len(ids))[1].total if ids else None
-            return replace(concat_scores(()), summed=True, told=self.vectors.told(total))
+            return replace(concat_scores(()), summed=True, by_sum=self.vectors.read_scores(total))
         self._mail.open((self.moment.round, len(self.queries)), self.attendance.node_of)
         header = {name: getattr(scoring, name) for name in ("part", "personal", "grouping", "other")}
         self._mail.send(scoring.ask, payload, self.patience, "score", **header)

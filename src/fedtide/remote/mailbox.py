@@ -91,7 +91,7 @@ class Mailbox:
             schemas = self.vectors.schemas_of(part, payload) if post in WORKS else {}
             wire = None if "mask" in more else self.vectors.wire
             sent = SentQuestion(name, post, part, schemas, self.clock.monotonic(), seconds, wire)
-            header = self.header(part, post) | {"members": _members(ask, part)} | more
+            header = self._header(part, post) | {"members": _members(ask, part)} | more
             if post in WORKS:
                 header["deadline"] = seconds
             self._count += 1
@@ -126,7 +126,7 @@ class Mailbox:
         for name, at in places.items():
             yield name, ask.of(torch.tensor(at))
 
-    def header(self, ask: Ask, post: Post) -> dict[str, Any]:
+    def _header(self, ask: Ask, post: Post) -> dict[str, Any]:
         """Return the header of a question to a node."""
         ids = ask.clients.tolist()
         header = {

@@ -29,6 +29,7 @@ from fedtide.remote.messages import (
     AnyHeader,
     DealHeader,
     KeysHeader,
+    MomentHeader,
     QuestionHeader,
     ScoreHeader,
     UnmaskHeader,
@@ -43,7 +44,7 @@ from fedtide.remote.policy import Policy, Unreadable
 from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.scores import SCORE, is_score, parts_of
-from fedtide.wire.vector import TooLarge, check_units, form_of
+from fedtide.wire.vector import Form, TooLarge, check_units, form_of
 
 PROTOCOL = 4
 """Version of headers and payloads; a node refuses questions of another."""
@@ -476,22 +477,24 @@ def deal(masker: Masker, asked: DealHeader, fewest: int) -> dict[int, Tree]:
     return dealt
 
 
-def question_key(asked: WorkHeader, slot: str, received: Tree) -> str:
-    """Return a digest of everything that the clients of a slot, or of 0, are asked with."""
-    moment = asked.moment
-    what = [asked.question, asked.purpose, moment.round, moment.rounds, moment.seconds, sorted(asked.reveal)]
-    digest = hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
-    form = (asked.forms or {}).get(slot)
-    return json.dumps([*what, form and form.model_dump(), digest])
+def question_key(
+    question: str, purpose: str, moment: Moment | MomentHeader, reveal: Sequence[str], form: Form | None, received: Tree
+) -> str:
+    """Return a digest of everything that the clients of a slot are asked with: the same at the server and at nodes."""
+    what = [question, purpose, moment.round, moment.rounds, float(moment.seconds), sorted(reveal)]
+    return json.dumps([*what, form and asdict(form), hashlib.sha256(codec.to_bytes(received)).hexdigest()])
 
 
 def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
     """Mask the answers of clients, under the masks of a question and of its payload."""
     about, parts = dict[str, Question](), dict[str, Sequence[slice | Tensor]]()
     for slot in {_slot(asked, client) for client in sent}:
-        form = (asked.forms or {}).get(slot)
-        about[slot] = Question(asked.moment.round, asked.question, question_key(asked, slot, received))
-        parts[slot] = (slice(None),) if form is None else form.form().parts
+        header = (asked.forms or {}).get(slot)
+        form = None if header is None else header.form()
+        sent_to = received if asked.slot is None else received[int(slot)]
+        key = question_key(asked.question, asked.purpose, asked.moment, asked.reveal, form, sent_to)
+        about[slot] = Question(asked.moment.round, asked.question, key)
+        parts[slot] = (slice(None),) if form is None else form.parts
 
     def mask(client: int, total: Tensor) -> Tensor:
         slot, peers, keys = _slot(asked, client), _publics(asked, client), _drawn(asked, client)

@@ -1,6 +1,5 @@
 """Masked sums at the server: who is asked, and how a sum of all who answered is opened."""
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,8 +12,6 @@ from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.mailbox import Mailbox
-from fedtide.remote.messages import WorkHeader
-from fedtide.remote.messages import read as read_header
 from fedtide.remote.node import question_key
 from fedtide.remote.node_answers import Post, Received, keep_wanted
 from fedtide.wire.keys import shamir
@@ -63,7 +60,7 @@ class Opened:
         unmet: what was said in place of a key, of clients that were not asked for that.
         shut: clients that keep a sum shut.
         closed: by slot, or 0, the units that some clients have something in, and too few to be opened.
-        amiss: of clients that vanished before their sum was opened by the others, and of wrong shares, the words.
+        amiss: by client, why others opened its sum by shares, or why its share of another does not count.
     """
 
     sums: dict[int, Tensor]
@@ -102,7 +99,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class Masking:
     """The preparation of a try, before answers are masked.
 
     Args:
@@ -116,17 +113,18 @@ class Dealing:
     holders: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Try:
-    """A try to open sums.
+    """A try to open sums, and how far it got.
 
     Args:
         here: the question to all that were asked.
         payload: what they received.
         alive: the question to those that answered.
         answers: their answers.
-        dealing: how these are masked, and what clients dealt before.
+        masking: how these are masked, and what clients dealt before.
         until: when all must have sent their secrets.
+        sums: by slot, or 0, without masks, as far as they were opened; the rest is zero.
         lost: why, of clients that vanished since.
         wrong: what they sent, of clients whose shares do not count.
         vanished: secrets of those that vanished, as far as they were had by shares.
@@ -136,8 +134,9 @@ class Try:
     payload: Payload
     alive: Ask
     answers: Mapping[int, Received]
-    dealing: "Dealing"
+    masking: Masking
     until: float
+    sums: dict[int, Tensor] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     wrong: dict[int, str] = field(default_factory=dict)
     vanished: dict[int, Vanished] = field(default_factory=dict, repr=False)
@@ -178,10 +177,10 @@ class MaskedSums:
                 break
             until = min(now() + seconds, end)
             here = self._in_enough(self._met(asked, until))
-            here, dealing = self._deal(here, until, bare)
-            if dealing is None:
+            here, masking = self._deal(here, until, bare)
+            if masking is None:
                 continue
-            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=dealing.mask)
+            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=masking.mask)
             end = min(now() + seconds, end)
             answers = self.mail.received("ask", set(here.clients.tolist()))
             stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
@@ -189,7 +188,7 @@ class MaskedSums:
                 why |= dict.fromkeys(stale, UNOPENED)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
-            if shared := frozenset(answered) & dealing.dealt.keys():  # others may open these, so their nodes count them
+            if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
                 self.offer(_only(here, set(shared)))
             alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
             clients = frozenset(alive.clients.tolist())
@@ -197,18 +196,19 @@ class MaskedSums:
                 continue
             if not clients:
                 break
-            if few := {slot for slot in dealing.holders if not self._has_enough(dealing, alive, slot)}:
+            if few := {slot for slot in masking.holders if not self._has_enough(masking, alive, slot)}:
                 bare |= few  # no list of so few may be opened that has shares: they mask anew without
                 continue
             if not self._names_the_same(alive):
                 break
             asked, named_before = alive, clients
             self.offer(alive)
-            this = Try(here, payload, alive, answers, dealing, end)
-            sums, why, closed = self._open_parts(this)
+            this = Try(here, payload, alive, answers, masking, end)
+            why, closed = self._open_parts(this)
             self._forget_keys(this.lost)
             if not self._forget_keys(why):
-                return replace(self._checked(ask, alive, sums), closed=closed, amiss=this.wrong | this.lost)
+                amiss = {client: word.removeprefix(LOST) for client, word in (this.wrong | this.lost).items()}
+                return replace(self._checked(ask, alive, this.sums), closed=closed, amiss=amiss)
         silent = {client for client, word in why.items() if ONE_LIST not in word}
         return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._unsigned)
 
@@ -220,7 +220,7 @@ class MaskedSums:
         self._lists = lists | before
         return all(self._lists[key] == members for key, members in lists.items())
 
-    def _deal(self, ask: Ask, until: float, bare: Collection[int]) -> tuple[Ask, Dealing | None]:
+    def _deal(self, ask: Ask, until: float, bare: Collection[int]) -> tuple[Ask, Masking | None]:
         """Have clients deal shares before a try, in slots of which nodes may then vanish.
 
         It is no work, and has a quarter of the time.
@@ -242,7 +242,7 @@ class MaskedSums:
                    if slot not in bare and needed(len(names), fewest) < len(names) <= MOST}  # fmt: skip
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
         if not slot_of:
-            return ask, Dealing(mask)
+            return ask, Masking(mask)
         shamir()
         self._ask_until(now + (until - now) / 4, _only(ask, set(slot_of)), {}, "deal", mask=mask)
         answers, dealt, stale = self.mail.received("deal", set(slot_of)), dict[int, Dealt](), list[int]()
@@ -270,15 +270,15 @@ class MaskedSums:
             str(client): {"public": dealt[client].public, "signature": dealt[client].signature}
             for client in ask.clients.tolist() if client in dealt
         }  # fmt: skip
-        dealing = Dealing(self._mask(ask) | {"drawn": drawn}, dealt, holders)
-        if few := {slot for slot in holders if not self._has_enough(dealing, ask, slot)}:
+        masking = Masking(self._mask(ask) | {"drawn": drawn}, dealt, holders)
+        if few := {slot for slot in holders if not self._has_enough(masking, ask, slot)}:
             return self._deal(whole, until, {*bare, *few})
-        return ask, dealing
+        return ask, masking
 
-    def _has_enough(self, dealing: Dealing, ask: Ask, slot: int) -> bool:
+    def _has_enough(self, masking: Masking, ask: Ask, slot: int) -> bool:
         """Tell whether clients of a slot are at as many nodes as a sum with shares must have."""
         clients = by_slot(ask).get(slot, [])
-        enough = max((dealing.dealt[client].needed for client in clients), default=0)
+        enough = max((masking.dealt[client].needed for client in clients), default=0)
         return not clients or len({self.mail.node_of[client] for client in clients}) >= enough
 
     def _mask(self, ask: Ask) -> dict[str, Any]:
@@ -292,22 +292,18 @@ class MaskedSums:
     def _context(self, ask: Ask, slot: int, mask: Mapping[str, Any]) -> Context:
         return Context(self.mail.run, ask.version, slot, mask["attempt"])
 
-    def _open_parts(self, this: Try) -> tuple[dict[int, Tensor], dict[int, str], dict[int, Closed]]:
+    def _open_parts(self, this: Try) -> tuple[dict[int, str], dict[int, Closed]]:
         """Open the first part of each sum, and then the units that enough clients have something in.
 
         Returns:
-            By slot, or 0, the sums without masks, zero in closed units. Reasons of clients that opened none. The units
-            that stay closed, by slot.
+            Reasons of clients that opened none. The units that stay closed, by slot.
         """
-        sums = dict[int, Tensor]()
-        why = self._open_more(this, sums, {slot: [0] for slot in by_slot(this.alive)}, {})
-        parts, counts, closed = ({}, {}, {}) if why else self._find_units(this, sums)
-        return sums, self._open_more(this, sums, parts, counts) if parts else why, closed
+        why = self._open_more(this, {slot: [0] for slot in by_slot(this.alive)}, {})
+        parts, counts, closed = ({}, {}, {}) if why else self._find_units(this)
+        return self._open_more(this, parts, counts) if parts else why, closed
 
-    def _open_more(
-        self, this: Try, sums: dict[int, Tensor], parts: Mapping[int, list[int]], counts: Mapping[int, list[int]]
-    ) -> dict[int, str]:
-        """Open parts of sums, and write them into these; return why clients opened none."""
+    def _open_more(self, this: Try, parts: Mapping[int, list[int]], counts: Mapping[int, list[int]]) -> dict[int, str]:
+        """Open parts of the sums of a try, and write them into these; return why clients opened none."""
         alive = this.alive
         assert alive.forms is not None
         members = {slot: clients for slot, clients in by_slot(alive).items() if slot in parts}
@@ -321,8 +317,8 @@ class MaskedSums:
                 name: {str(slot): value for slot, value in table.items() if value or name != "lost"}
                 for name, table in (("alive", members), ("parts", parts), ("counts", counts), ("lost", lost))
             }
-            seconds = (this.until - now) / (2 if this.dealing.dealt else 1)  # time for shares of who vanishes
-            mask = {key: value for key, value in this.dealing.mask.items() if key != "drawn"}
+            seconds = (this.until - now) / (2 if this.masking.dealt else 1)  # time for shares of who vanishes
+            mask = {key: value for key, value in this.masking.mask.items() if key != "drawn"}
             self._ask_until(now + seconds, _only(alive, stay), {}, "unmask", mask=mask, **how)
             answers = self.mail.received("unmask", stay)
             for client in stay:
@@ -342,7 +338,7 @@ class MaskedSums:
             vanished = {client: this.vanished[client] for client in lost[slot]}
             left = {client: shown[client] for client in ids if client not in vanished}
             opened = unmasked(masked, left, places, vanished, parts[slot])
-            total = sums.setdefault(slot, torch.zeros(form.size, dtype=torch.int64))
+            total = this.sums.setdefault(slot, torch.zeros(form.size, dtype=torch.int64))
             for place, numbers in zip(places, opened, strict=True):
                 total[place] = numbers
         return {}
@@ -396,19 +392,18 @@ class MaskedSums:
         self, this: Try, slot: int, ids: Sequence[int], lost: Sequence[int], shown: Mapping[int, Shown]
     ) -> dict[int, str]:
         """Have by shares the secrets of clients that vanished; return by client why they cannot be had."""
-        left, holders = [client for client in ids if client not in lost], list(this.dealing.holders[slot])
+        left, holders = [client for client in ids if client not in lost], list(this.masking.holders[slot])
         helpers = {holders.index(name): client for name, client in self._helpers(left).items()}
         new = [client for client in lost if client not in this.vanished]
         if not new:
             return {}
-        header = self.mail.header(this.here, "ask") | {"deadline": 0.0, "mask": None}
-        asked = read_header(WorkHeader, json.loads(json.dumps(header)))
-        received = this.payload if this.here.slot is None else {slot: this.payload[slot]}
-        gone = set(by_slot(this.here)[slot]) - set(ids)
-        context, key = self._context(this.here, slot, this.dealing.mask), question_key(asked, str(slot), received)
+        here, gone = this.here, set(by_slot(this.here)[slot]) - set(ids)
+        received, form = this.payload if here.slot is None else this.payload[slot], (here.forms or {}).get(slot)
+        key = question_key(here.question, here.purpose, here.moment, here.reveal, form, received)
+        context = self._context(here, slot, this.masking.mask)
         secrets = unsealed({client: shown[client] for client in left})
         gave = {place: secrets[client] for place, client in helpers.items()}
-        vanished, wrong = recovered(context, key, this.dealing.dealt, new, gone, gave)
+        vanished, wrong = recovered(context, key, this.masking.dealt, new, gone, gave)
         this.vanished.update(vanished)
         words = dict[int, str]()
         for fault in wrong:
@@ -420,9 +415,7 @@ class MaskedSums:
         this.wrong.update(words)
         return {} if vanished else this.lost | words
 
-    def _find_units(
-        self, this: Try, sums: Mapping[int, Tensor]
-    ) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, Closed]]:
+    def _find_units(self, this: Try) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, Closed]]:
         """Return by slot the parts behind the first that may be opened, the clients in each, and the closed units.
 
         Nothing exact is said of a private sum. The weights of its slots are those that it was chosen by.
@@ -431,7 +424,7 @@ class MaskedSums:
         assert alive.forms is not None
         wire, mail = self.mail.vectors.wire, self.mail
         parts, counts, closed = dict[int, list[int]](), dict[int, list[int]](), dict[int, Closed]()
-        for slot, total in sums.items():
+        for slot, total in this.sums.items():
             form, named = alive.forms[slot], None if alive.slot is None else slot
             if not form.units or wire.fault(total, form, len(members[slot]), mail.heaviest):
                 continue
@@ -444,8 +437,7 @@ class MaskedSums:
             if wire.clip is None:
                 counts[slot] = [int(total[form.end + unit]) >> BITS for unit in units]
                 numbered = enumerate(total[form.end :].tolist())
-                needed = max(fewest, wire.fewest)
-                closed[slot] = {k: (count >> BITS, needed) for k, count in numbered if count and k not in units}
+                closed[slot] = {k: (count >> BITS, fewest) for k, count in numbered if count and k not in units}
                 continue
             for place, unit in enumerate(form.units, start=form.end):
                 total[unit.stop - 1] = total[place]
@@ -513,7 +505,7 @@ class MaskedSums:
 
 def _shut(answer: Received | None) -> str:
     """Return the word of the record for a client whose node did not open a sum, whatever it said instead."""
-    reason = "" if answer is None or answer.word == ANSWERED else f": {answer.word}"
+    reason = "" if answer is None or answer.word == ANSWERED else f": {answer.word.removeprefix(LOST)}"
     return f"{LOST}its node did not open the sum{reason}"
 
 

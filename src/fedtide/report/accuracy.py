@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
-from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
+from fedtide.evaluate.metrics import BY_WAY, LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
 from fedtide.evaluate.references import KEYS, MISSING, REFERENCES
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.fleets.liars import MARKED
@@ -25,9 +25,6 @@ from fedtide.report.periods import SWING, accuracy_over_dates, draw_references
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import NO_SCORES, Paired, Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
-
-BY_WAY = "accuracy_by_"
-"""Prefix of accuracies of other ways to combine a method's models, such as `accuracy_by_global`."""
 
 SCORES = (Number("accuracy", percent, "accuracy", by_group=True), Number("skill", percent, "skill", by_group=True))
 WORST_POINT = Number("worst_point", percent, "worst point")

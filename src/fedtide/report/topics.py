@@ -6,9 +6,8 @@ from fedtide.config import Experiment, matching, points
 from fedtide.config.schema import units_of
 from fedtide.core.errors import refused, unknown
 from fedtide.data.targets import TARGET_WORDS
-from fedtide.evaluate.metrics import NO_METRICS, Unit, metrics_for
+from fedtide.evaluate.metrics import BY_WAY, NO_METRICS, Unit, metrics_for
 from fedtide.report import accuracy, clients, clusters, components, costs, forgetting, periods
-from fedtide.report.accuracy import BY_WAY
 from fedtide.report.formats import FORMATS, Number, percent
 from fedtide.report.topic import Plan
 

@@ -10,6 +10,7 @@ from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
 from fedtide.core.base import Algorithm, Moment
 from fedtide.core.errors import refused, unknown, within
+from fedtide.evaluate.metrics import BY_WAY
 from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
 from fedtide.runs.build import cohort_of, cohort_size
@@ -41,6 +42,9 @@ def warn_of_epsilon(epsilon: float, how: str = "") -> str:
     return line if epsilon > MUCH else ""
 
 
+SUMMED = "wire.sum_scores or wire.privacy.scores"
+"""Keys that make sums of scores."""
+
 BLURRED = 0.05
 """Noise on an accuracy above which it tells little."""
 
@@ -50,12 +54,12 @@ def warn_of_blur(ledger: Ledger, clients: int) -> str:
 
     >>> scores = Ledger(Plan(10, 10), 20.0, 1e-5)
     >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 100)  # 20 / 2 * sqrt(2) / 100
-    'warning: noise on the accuracy of 100 clients is about 0.14; larger wire.privacy.scores or eval_every would help'
+    'warning: noise on the accuracy of 100 clients is about 0.14; raise wire.privacy.scores or eval_every'
     >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 1000)
     ''
     """
     noise = 0.0 if ledger.scores is None else score_deviation(ledger.scores.z) / max(clients, 1)
-    how = "larger wire.privacy.scores or eval_every would help"
+    how = "raise wire.privacy.scores or eval_every"
     return f"warning: noise on the accuracy of {clients} clients is about {noise:.2g}; {how}" if noise > BLURRED else ""
 
 
@@ -134,20 +138,33 @@ def check_scores(experiment: Experiment, where: str = "") -> None:
     """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
     if experiment.wire is None or not experiment.wire.build().scores:
         return
-    kinds = [metric.kind for metric in experiment.metrics]
-    for key, names in {"metrics": kinds, "references": experiment.references}.items():
+    by, liars = None if experiment.keep is None else experiment.keep.by, experiment.liars
+    wanted = {
+        "metrics": [metric.kind for metric in experiment.metrics],
+        "references": experiment.references,
+        "keep.by": [by] if by is not None and by != experiment.score else [],
+        "liars.attack": ["backdoor"] if liars is not None and liars.attack.kind == "backdoor" else [],
+    }
+    for number, claim in enumerate(experiment.claim):
+        wanted[f"claim[{number}].measure"] = (
+            [claim.measure] if claim.measure and claim.measure.startswith(BY_WAY) else []
+        )
+    for key, names in wanted.items():
         if names:
-            raise refused(f"{where}{key}", ", ".join(names), "none where scores are sums ([wire])")
+            raise refused(f"{where}{key}", ", ".join(names), f"none if scores are sums ({SUMMED})")
     if experiment.score != "accuracy":
         kind = experiment.data.target.kind
-        raise refused(f"{where}data.target", kind, "classes where scores are sums ([wire]), as an accuracy has bounds")
+        raise refused(f"{where}data.target", kind, "classes, because a sum of scores needs bounded numbers")
 
 
 def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:
-    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows."""
-    split = experiment.data.split
-    parts = {"train_clients": split.test != 0, "val": split.val != 0}
-    named = [name for name in experiment.eval_splits or parts if parts.get(name)]
+    """Return the releases of all evaluations of a run: a client is in each of them, once for each part of its rows.
+
+    Test rows may be of the source, or still to come, whatever `data.split.test` is. So only `eval_splits` leaves
+    them out.
+    """
+    parts = ["train_clients", *(["val"] if experiment.data.split.val else [])]
+    named = [name for name in parts if experiment.eval_splits is None or name in experiment.eval_splits]
     uses = 1 + len(algorithm.others)
     times = math.ceil(experiment.rounds / experiment.eval_every)
     return Plan(experiment.rounds, times, releases=max(len(named), 1) * uses)

@@ -422,7 +422,7 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
                         log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
             for client, word in ask.get("amiss", {}).items():
                 name = fleet.attendance.node_of[int(client)]
-                text = f"{name}, client {client}, '{ask['question']}': its sum was opened by shares: {word}"
+                text = f"{name}, client {client}, '{ask['question']}': {word}; the sum was opened by shares"
                 log.say("shares", text, node=name, client=client, question=ask["question"], word=word)
         return latest.read().clients > site.roster.clients
 

@@ -9,7 +9,7 @@ noise that numbers from 0 to 1 would need.
 from collections.abc import Sequence
 from typing import cast
 
-from fedtide.core.base import Grouping, Told, Weighted
+from fedtide.core.base import Grouping, SummedScores, Weighted
 from fedtide.core.trees import Tree
 
 SCORE = "score"
@@ -64,7 +64,7 @@ def total_of(accuracy: float | None) -> Tree:
     return {SCORE: {"accuracy": Weighted(value, 1.0), "judged": Weighted(judged, 1.0)}}
 
 
-def read_sums(sums: Sequence[Tree], deviation: float) -> Told | None:
+def read_sums(sums: Sequence[Tree], deviation: float) -> SummedScores | None:
     """Return the evaluation that sums tell, of which there may be one for each slot; None if noise drowns them.
 
     Args:
@@ -74,7 +74,7 @@ def read_sums(sums: Sequence[Tree], deviation: float) -> Told | None:
     >>> from fedtide.core.base import Sum
     >>> four = {"accuracy": Sum(1.0, 4.0), "judged": Sum(2.0, 4.0)}  # clients of accuracy 0.75
     >>> read_sums([{"score": four}], 0.0)
-    Told(accuracy=0.75, noise=0.0, clients=4.0)
+    SummedScores(accuracy=0.75, noise=0.0, clients=4.0)
     """
     accuracy, judged = (sum(float(total[SCORE][name].value) for total in sums) for name in ("accuracy", "judged"))
     clients = judged + HALF * sum(total[SCORE]["judged"].weight for total in sums)
@@ -83,4 +83,4 @@ def read_sums(sums: Sequence[Tree], deviation: float) -> Told | None:
         return None
     above = accuracy / clients
     # To first order: what is above 1/2 is a sum by another, whose noises are independent.
-    return Told(HALF + above, deviation * (1 + above**2) ** 0.5 / clients, clients)
+    return SummedScores(HALF + above, deviation * (1 + above**2) ** 0.5 / clients, clients)

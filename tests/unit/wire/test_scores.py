@@ -36,6 +36,7 @@ from fedtide.wire.scores import read_sums, total_of
 from fedtide.wire.vector import opened
 
 CLIP = {"delta": 1.0, "loss": 1.0}
+CLAIM = {"text": "The mark is followed.", "method": "toy", "measure": "accuracy_by_marked"}
 
 
 def private(name="fedavg", *, options=None, changes=None, secure=False, fewest=1, **privacy):
@@ -184,17 +185,20 @@ def test_choices_read_what_is_told():
     judge = judge_of(experiment, experiment.method[0], 0, MemoryStore(None))
     for _, judged in evaluated(judge, rounds=2, seed=0, every=2):
         for _, scores, _ in judged or ():
-            assert scores.headline == scores.told.accuracy != scores.accuracy
-            assert math.isnan(replace(scores, told=None).headline)
+            assert scores.headline == scores.by_sum.accuracy != scores.accuracy
+            assert math.isnan(replace(scores, by_sum=None).headline)
 
 
 @pytest.mark.parametrize("scores", [50.0, None])
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"metrics": ["macro-f1"]}, r"metrics: found 'macro-f1', allowed: none where scores are sums"),
-        ({"references": ["last_label"]}, "references: found 'last_label', allowed: none where"),
-        ({"target": "number"}, "data.target: found 'number', allowed: classes where scores are sums"),
+        ({"metrics": ["macro-f1"]}, r"metrics: found 'macro-f1', allowed: none if scores are sums"),
+        ({"references": ["last_label"]}, "references: found 'last_label', allowed: none if"),
+        ({"keep": {"by": "loss"}}, "keep.by: found 'loss', allowed: none if"),
+        ({"liars": {"attack": "backdoor"}}, "liars.attack: found 'backdoor', allowed: none if"),
+        ({"claim": [CLAIM]}, r"claim\[0\].measure: found 'accuracy_by_marked', allowed: none if"),
+        ({"target": "number"}, "data.target: found 'number', allowed: classes, because"),
     ],
 )
 def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
@@ -237,6 +241,18 @@ def test_parts_of_rows_that_are_not_judged_cost_nothing():
     algorithm = host_of(private(), private().method[0], 0, MemoryStore(None)).algorithm
     one = private(changes={"eval_splits": ["val"]})
     assert plan_of_scores(one, algorithm).moved == math.sqrt(3)
+
+
+def test_rows_that_are_still_to_come_are_in_the_budget():
+    """No share of rows is for testing on a calendar, but the next window is."""
+    split = {"val": 0.2, "test": 0.0}
+    given = private(changes={"data": {"split": split}})
+    algorithm = host_of(given, given.method[0], 0, MemoryStore(None)).algorithm
+    assert plan_of_scores(given, algorithm).releases == 2
+
+
+def test_the_best_by_accuracy_are_kept_if_scores_are_sums():
+    check_scores(private(changes={"keep": {"by": "accuracy"}}))
 
 
 def test_a_draw_of_participants_gains_as_before(tmp_path):
@@ -352,7 +368,7 @@ def test_real_clients_tell_what_a_simulation_says_and_nothing_of_one_client(tmp_
         line.model_dump() for line in reference.fleet.ledger.lines
     ]
     carrier = judge.fleet.carrier
-    assert {question.header["kind"] for question in carrier.asked} <= {"ask", "keys", "unmask"}
+    assert {question.header["kind"] for question in carrier.asked} <= {"ask", "deal", "keys", "unmask"}
     told_by_node = {}
     for question in carrier.asked:
         if question.header["question"].startswith("score") and question.header["kind"] == "ask":
