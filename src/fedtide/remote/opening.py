@@ -347,8 +347,8 @@ class MaskedSums:
         """Tell whether the others of a sum open it without those that vanished."""
         stay, node_of, fewest = set(ids) - set(lost), self.mail.node_of, self.mail.vectors.wire.fewest
         wanted = max(fewest, *(this.answers[client].fewest for client in ids))
-        enough = max((this.dealing.dealt[client].needed for client in by_slot(this.here)[slot]
-                      if slot in this.dealing.holders), default=0)  # fmt: skip
+        enough = max((this.masking.dealt[client].needed for client in by_slot(this.here)[slot]
+                      if slot in this.masking.holders), default=0)  # fmt: skip
         return (
             enough > 0
             and enough_left(node_of, set(ids), stay, enough)
