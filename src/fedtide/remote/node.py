@@ -43,7 +43,7 @@ from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.remote.policy import Policy, Unreadable
 from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
-from fedtide.wire.scores import SCORE, is_score, parts_of
+from fedtide.wire.scores import SCORE, is_score, is_spelled, listed, parts_of
 from fedtide.wire.vector import Form, TooLarge, check_units, form_of
 
 PROTOCOL = 4
@@ -275,6 +275,8 @@ class Node:
         if isinstance(asked, ScoreHeader):
             return EXACT if self.wire.scores else None
         if isinstance(asked, WorkHeader) and is_score(asked.question):
+            if not is_spelled(asked.question):
+                return "it is no evaluation of any study"
             if not self.wire.scores or asked.forms is None:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
@@ -493,7 +495,7 @@ def masked(masker: Masker, asked: WorkHeader, received: Tree, sent: Mapping[int,
         form = None if header is None else header.form()
         sent_to = received if asked.slot is None else received[int(slot)]
         key = question_key(asked.question, asked.purpose, asked.moment, asked.reveal, form, sent_to)
-        about[slot] = Question(asked.moment.round, asked.question, key)
+        about[slot] = Question(asked.moment.round, listed(asked.question), key)
         parts[slot] = (slice(None),) if form is None else form.parts
 
     def mask(client: int, total: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from fedtide.wire.masks import (
     unsealed,
 )
 from fedtide.wire.pipeline import Opening
+from fedtide.wire.scores import listed
 from fedtide.wire.shares import MOST, SEALED, needed
 from fedtide.wire.vector import BITS
 
@@ -214,8 +215,8 @@ class MaskedSums:
 
     def _names_the_same(self, ask: Ask) -> bool:
         """Tell whether clients were asked to open a question of its round for no other list: they would not."""
-        number = ask.version[0]
-        lists = {(number, ask.question, client): members for members in by_slot(ask).values() for client in members}
+        number, name = ask.version[0], listed(ask.question)
+        lists = {(number, name, client): members for members in by_slot(ask).values() for client in members}
         before = {key: members for key, members in self._lists.items() if key[0] == number}
         self._lists = lists | before
         return all(self._lists[key] == members for key, members in lists.items())

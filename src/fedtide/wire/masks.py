@@ -263,9 +263,8 @@ class Masker:
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
-            if (self._identity is not None) and not verified(
-                self.run, node, bundle
-            ):  # before its key is known as that of the node
+            # Before its key is known as that of the node.
+            if self._identity is not None and not verified(self.run, node, bundle):
                 raise FedtideError(f"node '{node}': its key for masks is not signed by its registered key")
             if (why := self._trusts(node, bundle.identity)) is not None:
                 raise FedtideError(f"node '{node}': {why}")
@@ -286,9 +285,8 @@ class Masker:
         for client, (node, bundle) in nodes.items():
             public, signature = drawn.get(client, ("", ""))
             key = replace(bundle, public=public, signature=signature)
-            if not public or (
-                (self._identity is not None) and not verified(self.run, node, key, *context.about(client))
-            ):
+            is_known = self._identity is None or verified(self.run, node, key, *context.about(client))
+            if not public or not is_known:
                 raise FedtideError(f"node '{node}': its key for a sum is not signed by its registered key")
 
     def deal(self, context: Context, client: int, nodes: Mapping[str, str], fewest: int) -> Dealt:
@@ -737,5 +735,12 @@ def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:
 
 
 def verified(run: str, node: str, bundle: Bundle, *about: object) -> bool:
-    """Tell whether a node's registered key signed its key for masks, or with `Context.about` that for one sum."""
+    """Tell whether a node's registered key signed its key for masks, or with `Context.about` that for one sum.
+
+    No node could mask with some keys, so a node that signs such a one is left out.
+    """
+    try:
+        _exchange(_private_key(bytes(SECRET), Context("", (0, 0), 0, ""), 0), bundle.public)
+    except FedtideError:
+        return False
     return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public, *about))

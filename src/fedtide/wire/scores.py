@@ -49,6 +49,27 @@ def parts_of(question: str) -> tuple[str, Grouping, str]:
     return part, cast("Grouping", grouping), "".join(other)
 
 
+def is_spelled(question: str) -> bool:
+    """Tell whether the name of a question is the only one that it has.
+
+    >>> is_spelled("score val client"), is_spelled("score val client "), is_spelled("score val")
+    (True, False, False)
+    """
+    return question.count(" ") > 1 and question_of(*parts_of(question)) == question
+
+
+def listed(question: str) -> str:
+    """Return the name under which clients are in one list: scores are the same whatever rows decide together.
+
+    >>> listed("score test batch frozen"), listed("train")
+    ('score test frozen', 'train')
+    """
+    if not is_score(question):
+        return question
+    part, _, other = parts_of(question)
+    return f"{SCORE} {part} {other}".rstrip()
+
+
 def is_score(question: str) -> bool:
     """Tell whether a question judges clients."""
     return question.startswith(f"{SCORE} ")
