@@ -1,13 +1,16 @@
 """The record of the questions to real clients: `asks.jsonl`, a line for each round."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
+from pydantic import AwareDatetime, Field
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
+from fedtide.fields.types import HIDDEN, NonNegative, Strict, Text
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
 
 ANSWERED, REFUSED = "answered", "refused: "
@@ -164,6 +167,36 @@ def state_of(word: str) -> str:
     begin = word.partition(":")[0]
     other = {NOT_FINITE: "refused", "lost": "late"}
     return other.get(begin, begin if begin in WORDS else "refused")
+
+
+Short = Annotated[Text, Field(max_length=200)]
+
+
+class LastAnswer(Strict):
+    """The last answer of a node, or the reason why there is none.
+
+    Args:
+        node: the node's name in the roster.
+        at: time at which it came, or was given up.
+        seconds: from the question to then.
+        word: what became of it; of several clients the worst word.
+    """
+
+    node: Short
+    at: AwareDatetime
+    seconds: NonNegative
+    word: Short
+
+    @staticmethod
+    def of(node: str, seconds: float, words: Iterable[str]) -> "LastAnswer":
+        """Return the answer that came now, by the words for the clients of its node, which the node may have written.
+
+        >>> LastAnswer.of("lyon", 0.5, ["answered", "refused: too\\ufffdlate"]).word
+        'refused: too?late'
+        """
+        worst = max(words, key=lambda word: WORDS.index(state_of(word)))
+        visible = HIDDEN.sub("?", " ".join(worst.split()))[:200]
+        return LastAnswer(node=node, at=datetime.now(UTC), seconds=max(round(seconds, 3), 0.0), word=visible)
 
 
 @dataclass(frozen=True)

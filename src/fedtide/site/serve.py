@@ -24,6 +24,7 @@ from fedtide.fields.types import seconds_of
 from fedtide.fleets.engines import Host
 from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.fleets.totals import Vectors
+from fedtide.remote.asks import LastAnswer
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.messages import Carrier
@@ -39,7 +40,7 @@ from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import ENDED, OVER, Status, describe_way_in
+from fedtide.site.status import ENDED, MOST, OVER, Status, describe_way_in
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
@@ -112,6 +113,7 @@ class Watch:
         phase: the server's activity, in words.
         missing: number of clients that have to come before a round begins.
         problem: the error by which the server ends.
+        fleet: tells the last answers of nodes; None before the first round.
     """
 
     site: Site
@@ -122,6 +124,8 @@ class Watch:
     phase: str = "starting"
     missing: int = 0
     problem: str = ""
+    fleet: RemoteFleet | None = None
+    _heard: dict[str, LastAnswer] = field(default_factory=dict)
     _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
@@ -139,6 +143,8 @@ class Watch:
             keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
             roster = self.site.roster if self.latest is None else self.latest.read()
             away = [node for node in roster.node if self.missing and not node.left and node.name not in self._present]
+            if self.fleet is not None:  # a fleet that was made anew has heard nothing yet
+                self._heard |= self.fleet.heard
             return Status(
                 at=datetime.now(UTC),
                 round=self.round,
@@ -147,6 +153,7 @@ class Watch:
                 present=tuple(sorted(self._present)),
                 waiting=tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED]),
                 problem=(self.problem or ("" if self.latest is None else self.latest.mistake))[:1000],
+                heard=tuple(self._heard[name] for name in sorted(self._heard)[:MOST]),
             )
 
     def wait_for(self, missing: int, number: int) -> None:
@@ -298,6 +305,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         while not over:
             watch.site = site = replace(site, roster=latest.read())
             fleet, judge = judge_of(site, carrier, rehearsed, log, waits)
+            watch.fleet = fleet
             try:
                 for progress in play_rounds(site, fleet, judge, log, latest):
                     watch.round, over = progress.round, progress.round == progress.rounds
