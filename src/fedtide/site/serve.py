@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import LEDGER, read_rounds
 from fedtide.core.rng import Rng
+from fedtide.draw.html import render
 from fedtide.draw.prose import counted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import OVER_CLIENTS
@@ -38,6 +39,7 @@ from fedtide.runs.runner import Progress, Run
 from fedtide.site import certificates
 from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
+from fedtide.site.live import View
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
 from fedtide.site.status import ENDED, MOST, OVER, Status, describe_way_in
@@ -155,6 +157,13 @@ class Watch:
                 problem=(self.problem or ("" if self.latest is None else self.latest.mistake))[:1000],
                 heard=tuple(self._heard[name] for name in sorted(self._heard)[:MOST]),
             )
+
+    def page(self) -> str:
+        """Return a page with the status."""
+        status = self.look()
+        view, title = View.of(self.site, status, False), self.site.experiment.title or "a study"
+        content = view.table(status.at)
+        return render("status.html", title=title, about="", lines=view.lines, content=content, environments=())
 
     def wait_for(self, missing: int, number: int) -> None:
         """Note how many clients a round waits for; say which nodes, when these change and every few minutes.
@@ -281,8 +290,9 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         if not site.run.exists():
             folder.create(site.experiment, site.run)
         if health is not None:
-            answers = stack.enter_context(closing(Health(health, lambda: watch.look().model_dump(mode="json"))))
-            log.say("health", f"health: {answers.address}")
+            answers = Health(health, lambda: watch.look().model_dump(mode="json"), watch.page)
+            stack.callback(answers.close)
+            log.say("health", f"health: {answers.address}; a page: {answers.address.removesuffix('health')}")
         stack.enter_context(repeat(watch.write, WRITE, log))
         stack.enter_context(watch.ending())
         log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
+import urllib.error
+import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +21,8 @@ from fedtide.remote.asks import LastAnswer
 from fedtide.report.terminal import Screen
 from fedtide.site import live
 from fedtide.site.live import View, describe_changes, follow
-from fedtide.site.serve import hold
+from fedtide.site.machine import Health, Log
+from fedtide.site.serve import Watch, hold
 from fedtide.site.site import Site
 from fedtide.site.status import OVER, Status
 from helpers.near_sites import nodes_of, played, site_of
@@ -111,6 +117,39 @@ def test_words_of_strangers_are_short_and_visible():
     assert last.word.startswith("refused: ?[2J?? <script>x")
     assert len(last.word) == 200
     assert Status(**dict(status()) | {"heard": [last]}).heard == (last,)
+
+
+def fetched(address: str, **headers: str) -> tuple[int, str, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=5) as response:
+            return response.status, response.read().decode(), response.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers
+
+
+def test_a_page_on_the_loopback_shows_the_same_and_nothing_in_it_is_run(site):
+    word = LastAnswer.of("berlin", 0.5, [HOSTILE]).word
+    fleet: Any = SimpleNamespace(heard={"berlin": heard("berlin", 0.25, word), "<b>": heard("<b>", 2)})
+    carrier: Any = SimpleNamespace(present=lambda: frozenset({"berlin"}), knocked=dict)
+    watch = Watch(site, Log(file=io.StringIO()), carrier, fleet=fleet, problem="<script>alert(1)</script>")
+    with closing(Health(0, dict, watch.page)) as health:
+        address = health.address.removesuffix("health")
+        code, page, headers = fetched(address)
+        assert fetched(address, Host="evil.example.org:80")[0] == 404
+        assert fetched(f"{address}other")[0] == 404
+        assert fetched(health.address)[:2] == (200, "{}")
+    with closing(Health(0, dict)) as health:
+        assert fetched(health.address.removesuffix("health"))[0] == 404
+    assert code == 200
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert '<meta http-equiv="refresh"' in page
+    assert "<h1>Three hospitals</h1>" in page
+    assert "problem: &lt;script&gt;alert(1)" in page
+    assert re.findall(r"<th scope=.row.>(.*?)</th>", page) == ["berlin", "lyon", "&lt;b&gt;"]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", page)[:3] == ["yes", "refused", "0.25 s"]
+    assert not re.search(r"<script|<b>|https?:", page)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"at": 5}', b"\xff"])
