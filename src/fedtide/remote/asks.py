@@ -10,8 +10,9 @@ from pydantic import AwareDatetime, Field
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
-from fedtide.fields.types import HIDDEN, NonNegative, Strict, Text
+from fedtide.fields.types import HIDDEN, Fraction, NonNegative, Strict, Text
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
+from fedtide.remote.messages import LINES
 
 ANSWERED, REFUSED = "answered", "refused: "
 """More words of a node for what became of a client; the last one goes on with the reason."""
@@ -180,23 +181,36 @@ class LastAnswer(Strict):
         at: time at which it came, or was given up.
         seconds: from the question to then.
         word: what became of it; of several clients the worst word.
+        load: processes that run or wait at its machine, for each processor; None if its owner does not tell it.
+        memory: share of memory in use there; None likewise.
+        log: last lines of its log that its owner lets out.
     """
 
     node: Short
     at: AwareDatetime
     seconds: NonNegative
     word: Short
+    load: NonNegative | None = None
+    memory: Fraction | None = None
+    log: Annotated[tuple[Short, ...], Field(max_length=LINES)] = ()
 
     @staticmethod
-    def of(node: str, seconds: float, words: Iterable[str]) -> "LastAnswer":
-        """Return the answer that came now, by the words for the clients of its node, which the node may have written.
+    def of(node: str, seconds: float, words: Iterable[str], facts: Mapping[str, Any] | None = None) -> "LastAnswer":
+        """Return the answer that came now.
+
+        Args:
+            node: the node's name.
+            seconds: since the question.
+            words: what became of its clients, which the node may have written.
+            facts: of its machine (`fedtide.remote.machine_facts.read_facts`).
 
         >>> LastAnswer.of("lyon", 0.5, ["answered", "refused: too\\ufffdlate"]).word
         'refused: too?late'
         """
         worst = max(words, key=lambda word: WORDS.index(state_of(word)))
         visible = HIDDEN.sub("?", " ".join(worst.split()))[:200]
-        return LastAnswer(node=node, at=datetime.now(UTC), seconds=max(round(seconds, 3), 0.0), word=visible)
+        values = {"seconds": max(round(seconds, 3), 0.0), "word": visible, **(facts or {})}
+        return LastAnswer(node=node, at=datetime.now(UTC), **values)
 
 
 @dataclass(frozen=True)

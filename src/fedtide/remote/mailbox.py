@@ -13,6 +13,7 @@ from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.asks import ANSWERED, LATE, LOST, LastAnswer
+from fedtide.remote.machine_facts import read_facts
 from fedtide.remote.messages import Carrier, Question
 from fedtide.remote.node import PROTOCOL
 from fedtide.remote.node_answers import READERS, Post, Received, SentQuestion, all_alike, most_bytes, one_line, read
@@ -182,7 +183,7 @@ class Mailbox:
             line["seconds"] = round(response.seconds, 3)
             if response.error:
                 line["error"] = one_line(response.error)
-            news |= self._close(response.id, read(sent, response, self.heaviest))
+            news |= self._close(response.id, read(sent, response, self.heaviest), read_facts(response.header))
         news |= self._forget_removed()
         now = self.clock.monotonic()
         for name, sent in list(self._sent.items()):
@@ -200,10 +201,12 @@ class Mailbox:
                 news.add(key)
         return news
 
-    def _close(self, name: str, answers: Mapping[int, Received]) -> set[tuple[Post, int]]:
+    def _close(
+        self, name: str, answers: Mapping[int, Received], facts: Mapping[str, Any] | None = None
+    ) -> set[tuple[Post, int]]:
         """Note what came of the clients of a question, and wait for it no longer; return those who were waited for."""
         sent, seconds = self._sent.pop(name), max(answer.seconds for answer in answers.values())
-        self.heard[sent.node] = LastAnswer.of(sent.node, seconds, [answer.word for answer in answers.values()])
+        self.heard[sent.node] = LastAnswer.of(sent.node, seconds, [answer.word for answer in answers.values()], facts)
         news = [(sent.post, client) for client in answers if self._at.get((sent.post, client)) == name]
         for key in news:
             del self._at[key]

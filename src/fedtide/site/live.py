@@ -21,7 +21,7 @@ from fedtide.site.status import OVER, Status, describe_server, never_served
 
 SECONDS = 1.0
 """Seconds between two looks at the status; its server writes it as often."""
-HEADER = ("node", "connected", "last answer", "took", "ago")
+HEADER = ("node", "connected", "last answer", "took", "ago", "load", "memory")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class View:
         return View(tuple(lines), status, is_gone, tuple(node.name for node in site.roster.node))
 
     @property
+    def log(self) -> list[str]:
+        """Lines of nodes' logs that their owners let out, each with the name of its node."""
+        answers = () if self.status is None else self.status.heard
+        return [f"{last.node}: log: {line}" for last in answers for line in last.log]
+
+    @property
     def present(self) -> Sequence[str]:
         """Names of the nodes that are connected."""
         return () if self.status is None or self.is_gone else self.status.present
@@ -57,10 +63,12 @@ class View:
         rows = []
         for name in dict.fromkeys([*self.names, *self.present, *answers]):
             last, connected = answers.get(name), "-" if self.is_gone else "yes" if name in self.present else "no"
-            cells = ["-"] * 3
+            cells = ["-"] * 5
             if last is not None:
                 ago = max((now - last.at).total_seconds(), 0.0)
-                cells = [state_of(last.word), f"{last.seconds:.3g} s", spoken(ago)]
+                memory = "-" if last.memory is None else f"{100 * last.memory:.0f} %"
+                load = "-" if last.load is None else f"{last.load:.3g}"
+                cells = [state_of(last.word), f"{last.seconds:.3g} s", spoken(ago), load, memory]
             rows.append([name, connected, *cells])
         return Table(list(HEADER), rows)
 
@@ -75,6 +83,7 @@ def describe_changes(before: View | None, after: View) -> Iterator[str]:
     for last in () if after.status is None else after.status.heard:
         if last not in answers:
             yield f"{last.node}: {last.word}, after {last.seconds:.3g} s"
+    yield from (line for line in after.log if before is None or line not in before.log)
 
 
 def follow(site: Site, screen: Console) -> None:
@@ -108,4 +117,4 @@ def _shown(view: View, now: datetime) -> Group:
     grid = Grid(*content.header, box=None, pad_edge=False)
     for row in content.rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
-    return Group(*(Text(printable(line)) for line in view.lines), grid)
+    return Group(*(Text(printable(line)) for line in view.lines), grid, *(Text(printable(line)) for line in view.log))

@@ -163,7 +163,8 @@ class Watch:
         status = self.look()
         view, title = View.of(self.site, status, False), self.site.experiment.title or "a study"
         content = view.table(status.at)
-        return render("status.html", title=title, about="", lines=view.lines, content=content, environments=())
+        values = {"title": title, "lines": view.lines, "content": content, "log": view.log}
+        return render("status.html", about="", environments=(), **values)
 
     def wait_for(self, missing: int, number: int) -> None:
         """Note how many clients a round waits for; say which nodes, when these change and every few minutes.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import urllib.error
 import urllib.request
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +21,14 @@ pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.asks import LastAnswer
+from fedtide.remote.machine_facts import RecentLog, read_facts, tell
+from fedtide.remote.messages import AnswerHeader, read
 from fedtide.report.terminal import Screen
 from fedtide.site import live
 from fedtide.site.live import View, describe_changes, follow
 from fedtide.site.machine import Health, Log
+from fedtide.site.owner import read_policy
+from fedtide.site.seat import Seat
 from fedtide.site.serve import Watch, hold
 from fedtide.site.site import Site
 from fedtide.site.status import OVER, Status
@@ -52,15 +59,18 @@ def site(made) -> Site:
 
 
 def test_the_table_has_each_node_and_its_last_answer(site):
-    said = status(heard=[heard("berlin", 0.5123, ago=12), heard("paris", 600, "lost: it died", ago=600)])
+    told = {"load": 1.5, "memory": 0.25}
+    said = status(
+        heard=[heard("berlin", 0.5123, ago=12).model_copy(update=told), heard("paris", 600, "lost: it died", ago=600)]
+    )
     rows = View.of(site, said, False).table(NOW).rows
     assert rows == [
-        ["berlin", "yes", "answered", "0.512 s", "12 s"],
-        ["lyon", "no", "-", "-", "-"],
-        ["paris", "no", "late", "600 s", "10 min"],  # it was invited since
+        ["berlin", "yes", "answered", "0.512 s", "12 s", "1.5", "25 %"],
+        ["lyon", "no", "-", "-", "-", "-", "-"],
+        ["paris", "no", "late", "600 s", "10 min", "-", "-"],  # it was invited since
     ]
     assert [row[1] for row in View.of(site, said, True).table(NOW).rows] == ["-", "-", "-"]
-    assert [row[1:] for row in View.of(site, None, False).table(NOW).rows] == [["no", "-", "-", "-"]] * 2
+    assert [row[1:] for row in View.of(site, None, False).table(NOW).rows] == [["no", *["-"] * 5]] * 2
 
 
 def test_changes_are_said_once(site):
@@ -171,6 +181,64 @@ def test_it_ends_when_nobody_reads_it(site):
 def test_an_answer_that_none_could_write_is_refused(wrong):
     with pytest.raises(FedtideError):
         LastAnswer(**{"node": "berlin", "at": NOW, "seconds": 1.0, "word": "answered"} | wrong)
+
+
+def test_a_node_tells_of_its_machine_what_its_owner_lets_out_and_writes_it_down(tmp_path, capsys):
+    rules = {"berlin": 'tells = ["load", "memory", "log"]', "lyon": 'tells = ["log"]', "oslo": ""}
+    site = site_of(tmp_path)
+    nodes = nodes_of(tmp_path, site, rules.__getitem__)
+    for node in nodes.values():
+        log = RecentLog(node.node.log)
+        for text in ("one", "two", "three", "a\x1b[2J" + "x" * 300, "Traceback\nValueError: patient 17"):
+            log(text)
+        node.tells = partial(tell, node.node.policy, log)
+    last = played(site, nodes, rounds=1).heard
+    assert last["lyon"].log == last["berlin"].log == ("two", "three", "a\\x1b[2J" + "x" * 192)
+    assert (last["lyon"].load, last["lyon"].memory, last["oslo"].log, last["oslo"].load) == (None, None, (), None)
+    if Path("/proc/meminfo").exists():
+        assert 0 < last["berlin"].memory <= 1
+        assert last["berlin"].load >= 0
+    told = {
+        name: [
+            json.loads(line).get("machine", {}) for line in (tmp_path / name / "asked.jsonl").read_text().splitlines()
+        ]
+        for name in rules
+    }
+    assert told["lyon"][-1] == {"log": list(last["lyon"].log)}
+    assert not any(told["oslo"])
+    ticket, rows = site.root / "tickets" / "lyon.ticket", [tmp_path / "lyon.csv"]
+    said = list(Seat.read(ticket, rows, tmp_path / "lyon.toml", tmp_path / "lyon").describe_study())
+    assert "tells the server of this machine: log, with answers" in said
+    (tmp_path / "lyon.toml").write_text("tells = [")
+    assert nodes["lyon"].tells() == {}
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("machine", [
+    5, [], {"load": -1.0}, {"load": float("inf")}, {"memory": 2.0}, {"log": ["x" * 201]}, {"log": ["x"] * 4},
+    {"log": "x"}, {"other": 1}, {"memory": True},
+])  # fmt: skip
+def test_facts_that_are_none_are_not_shown_and_refuse_the_answer(machine):
+    assert read_facts({"machine": machine}) == {}
+    with pytest.raises(FedtideError, match="machine"):
+        read(AnswerHeader, {"machine": machine})
+
+
+def test_lines_of_strangers_are_harmless_and_said_once(site):
+    log = read_facts({"machine": {"log": ["a\x1b[2J\u202e\ufffd\nb"]}})["log"]
+    assert log == ("a\\x1b[2J\\u202e? b",)
+    first = View.of(site, status(heard=[heard("berlin", 0.5)]), False)
+    then = View.of(site, status(heard=[heard("berlin", 1).model_copy(update={"log": log})]), False)
+    want = ["berlin: answered, after 1 s", "berlin: log: a\\x1b[2J\\u202e? b"]
+    assert list(describe_changes(first, then)) == want
+    assert list(describe_changes(then, then)) == []
+
+
+def test_a_fact_that_no_machine_tells_is_refused(tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text('tells = ["rows"]')
+    with pytest.raises(FedtideError, match=r"policy\.toml: tells.*allowed: .*load.*memory.*log"):
+        read_policy(policy)
 
 
 def test_a_fleet_knows_the_last_answer_of_each_node(tmp_path):
