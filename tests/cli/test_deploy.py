@@ -251,7 +251,11 @@ def test_a_server_says_how_many_clients_a_round_waits_for(tmp_path, capsys, wire
     assert f"if {fewest} clients or more are connected" in capsys.readouterr().out
 
 
-def test_admit_and_status(here, capsys):
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_admit_and_status(here, capsys, monkeypatch):
     make_node_key(here / "lyon.key", here / "lyon.pub", "lyon")
     capsys.readouterr()
     assert done("admit", "site", "lyon", "lyon.pub") == 0
@@ -260,6 +264,9 @@ def test_admit_and_status(here, capsys):
     out = capsys.readouterr().out
     assert out.count("not admitted") == 2
     assert "never served" in out
+    monkeypatch.setattr("fedtide.site.live.time.sleep", interrupt)
+    assert done("status", "site", "--follow") == 130
+    assert "server: never served; start it with: fedtide serve site" in capsys.readouterr().out
     assert "is a private key" in refused(capsys, here, "admit", "site", "lyon", "lyon.key")
     assert "not a site" in refused(capsys, here, "admit", here, "lyon", "lyon.pub")
     assert "not a site" in refused(capsys, here, "status", here)

@@ -255,6 +255,7 @@ def undrawn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("fedtide.inspection.finding_pictures.pictures", lambda *_: [])
     patch.setattr(every, "LAWS", every.LAWS[:1])
     patch.setattr(parity, "server_of", unrehearsed)
+    patch.setattr("fedtide.site.live.follow", lambda *_: None)  # it waits for a server
 
 
 def unrehearsed(*_: object) -> None:

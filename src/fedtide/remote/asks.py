@@ -1,14 +1,18 @@
 """The record of the questions to real clients: `asks.jsonl`, a line for each round."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
+from pydantic import AwareDatetime, Field
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
+from fedtide.fields.types import HIDDEN, Fraction, NonNegative, Strict, Text
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
+from fedtide.remote.messages import LINES
 
 ANSWERED, REFUSED = "answered", "refused: "
 """More words of a node for what became of a client; the last one goes on with the reason."""
@@ -164,6 +168,49 @@ def state_of(word: str) -> str:
     begin = word.partition(":")[0]
     other = {NOT_FINITE: "refused", "lost": "late"}
     return other.get(begin, begin if begin in WORDS else "refused")
+
+
+Short = Annotated[Text, Field(max_length=200)]
+
+
+class LastAnswer(Strict):
+    """The last answer of a node, or the reason why there is none.
+
+    Args:
+        node: the node's name in the roster.
+        at: time at which it came, or was given up.
+        seconds: from the question to then.
+        word: what became of it; of several clients the worst word.
+        load: processes that run or wait at its machine, for each processor; None if its owner does not tell it.
+        memory: share of memory in use there; None likewise.
+        log: last lines of its log that its owner lets out.
+    """
+
+    node: Short
+    at: AwareDatetime
+    seconds: NonNegative
+    word: Short
+    load: NonNegative | None = None
+    memory: Fraction | None = None
+    log: Annotated[tuple[Short, ...], Field(max_length=LINES)] = ()
+
+    @staticmethod
+    def of(node: str, seconds: float, words: Iterable[str], facts: Mapping[str, Any] | None = None) -> "LastAnswer":
+        """Return the answer that came now.
+
+        Args:
+            node: the node's name.
+            seconds: since the question.
+            words: what became of its clients, which the node may have written.
+            facts: of its machine (`fedtide.remote.machine_facts.read_facts`).
+
+        >>> LastAnswer.of("lyon", 0.5, ["answered", "refused: too\\ufffdlate"]).word
+        'refused: too?late'
+        """
+        worst = max(words, key=lambda word: WORDS.index(state_of(word)))
+        visible = HIDDEN.sub("?", " ".join(worst.split()))[:200]
+        values = {"seconds": max(round(seconds, 3), 0.0), "word": visible, **(facts or {})}
+        return LastAnswer(node=node, at=datetime.now(UTC), **values)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from fedtide.remote.asks import (
     REFUSED,
     UNOPENED,
     AskRecord,
+    LastAnswer,
     find_failed,
 )
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
@@ -277,6 +278,11 @@ class RemoteFleet:
     def all_rows(self) -> Shard:
         """Raise: no server has them."""
         raise FedtideError("all clients' rows are asked for, which only a simulation knows")
+
+    @property
+    def heard(self) -> dict[str, LastAnswer]:
+        """The last answer of each node that was asked, by its name; another thread may ask for it."""
+        return dict(self._mail.heard)
 
     @property
     def names(self) -> list[str]:

@@ -12,7 +12,8 @@ from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.totals import Vectors
-from fedtide.remote.asks import ANSWERED, LOST
+from fedtide.remote.asks import ANSWERED, LATE, LOST, LastAnswer
+from fedtide.remote.machine_facts import read_facts
 from fedtide.remote.messages import Carrier, Question
 from fedtide.remote.node import PROTOCOL
 from fedtide.remote.node_answers import READERS, Post, Received, SentQuestion, all_alike, most_bytes, one_line, read
@@ -39,6 +40,7 @@ class Mailbox:
         vectors: how sums pass, and what answers must look like.
         node_of: the node of each client.
         nodes: by node, the counts of the traffic between the server and it, in one ask.
+        heard: by node, its last answer.
     """
 
     carrier: Carrier
@@ -50,6 +52,7 @@ class Mailbox:
     vectors: Vectors
     node_of: Mapping[int, str] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heard: dict[str, LastAnswer] = field(default_factory=dict)
     _now: Version = (-1, 0)
     _count: int = 0
     _sent: dict[str, SentQuestion] = field(default_factory=dict)
@@ -180,7 +183,7 @@ class Mailbox:
             line["seconds"] = round(response.seconds, 3)
             if response.error:
                 line["error"] = one_line(response.error)
-            news |= self._close(response.id, read(sent, response, self.heaviest))
+            news |= self._close(response.id, read(sent, response, self.heaviest), read_facts(response.header))
         news |= self._forget_removed()
         now = self.clock.monotonic()
         for name, sent in list(self._sent.items()):
@@ -198,9 +201,12 @@ class Mailbox:
                 news.add(key)
         return news
 
-    def _close(self, name: str, answers: Mapping[int, Received]) -> set[tuple[Post, int]]:
+    def _close(
+        self, name: str, answers: Mapping[int, Received], facts: Mapping[str, Any] | None = None
+    ) -> set[tuple[Post, int]]:
         """Note what came of the clients of a question, and wait for it no longer; return those who were waited for."""
-        sent = self._sent.pop(name)
+        sent, seconds = self._sent.pop(name), max(answer.seconds for answer in answers.values())
+        self.heard[sent.node] = LastAnswer.of(sent.node, seconds, [answer.word for answer in answers.values()], facts)
         news = [(sent.post, client) for client in answers if self._at.get((sent.post, client)) == name]
         for key in news:
             del self._at[key]
@@ -226,7 +232,8 @@ class Mailbox:
         if name is None:
             return
         if all(self._at.get((post, other)) != name for other in self._sent[name].ask.clients.tolist()):
-            del self._sent[name]
+            sent = self._sent.pop(name)
+            self.heard[sent.node] = LastAnswer.of(sent.node, self.clock.monotonic() - sent.at, [LATE])
             self.carrier.drop([name])
 
 

@@ -390,6 +390,24 @@ KINDS: Mapping[str, type[AnyHeader]] = {
 }  # fmt: skip
 
 
+LINES, LINE = 3, 200
+"""Lines of its log that a node tells with an answer at most, and the characters of each."""
+
+
+class MachineHeader(Header):
+    """Facts of a node's machine, as far as its owner lets them out.
+
+    Args:
+        load: processes that run or wait, for each processor.
+        memory: share of memory in use.
+        log: last lines of its log.
+    """
+
+    load: Seconds | None = None
+    memory: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    log: Annotated[list[Annotated[str, Field(max_length=LINE)]], Field(max_length=LINES)] = []
+
+
 class AnswerHeader(Header):
     """The header of an answer: the words for the clients.
 
@@ -399,6 +417,7 @@ class AnswerHeader(Header):
         fewest: how many clients its owner wants in a sum.
         seconds: that the node was at work.
         failed: reason why there is nothing of any client.
+        machine: what it tells of its machine.
     """
 
     clients: dict[ClientKey, Words] = {}
@@ -406,6 +425,7 @@ class AnswerHeader(Header):
     fewest: Small = 1
     seconds: Seconds = 0.0
     failed: Words = ""
+    machine: MachineHeader | None = None
 
 
 H = TypeVar("H", bound=Header)

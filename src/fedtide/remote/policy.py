@@ -8,9 +8,11 @@
     peers = ["SHA256:..."]           # fingerprints of the other nodes' keys, from their owners
     epsilon = 4.0                    # limit for a client's answers in a private study, by the node's own ledger
     clip = { delta = 0.5 }           # bounds of a private study are no larger here, whatever it says
+    tells = ["load", "memory"]       # facts of this machine that come with answers; "log" adds lines of the log
 
-A missing rule forbids nothing. The number of clients in a sum is the server's word: if answers are not masked, it could
-look at each of them. If they are masked, it is the word of the keys that masks are shared with.
+A missing rule forbids nothing, and without `tells` nothing is told of the machine. The number of clients in a sum is
+the server's word: if answers are not masked, it could look at each of them. If they are masked, it is the word of the
+keys that masks are shared with.
 
 Some rules hold without a file, because no study needs more. A client is judged on test and validation rows alone, with
 few models in a round. The server receives its mean loss to three digits. In a private study, and with `epsilon`, no
@@ -20,7 +22,7 @@ exact answer leaves it at all, and "score" stands for the sum.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -58,6 +60,7 @@ class Policy(Strict):
             a node's name, and no other one after it.
         epsilon: limit for all answers of a client, at the delta of the study; None allows what it plans.
         clip: by name of a summed value, the largest bound to which answers are cut.
+        tells: facts of this machine that the server is told with answers.
     """
 
     reveals: tuple[Name, ...] | None = None
@@ -68,6 +71,7 @@ class Policy(Strict):
     peers: tuple[Fingerprint, ...] | None = None
     epsilon: Positive | None = None
     clip: dict[Name, Positive] = Field(default_factory=dict)
+    tells: tuple[Literal["load", "memory", "log"], ...] = ()
 
     def refuses(self, header: Mapping[str, Any]) -> str | None:
         """Return the reason why the owner does not allow a question, by its header; None if it is allowed.

@@ -141,18 +141,19 @@ class Log:
 
 
 class Health:
-    """Health address for programs on this machine: GET /health on the loopback returns JSON.
+    """Health address on this machine: on the loopback GET /health returns JSON for programs, and GET / a page.
 
-    The status code is 200 if all is well, and 503 if `status` has a "problem".
+    The status code of /health is 200 if all is well, and 503 if `status` has a "problem".
 
     Args:
         port: port of 127.0.0.1; 0 takes a free one.
         status: returns the answer, in plain JSON; it is called in another thread.
+        page: returns a page of HTML for people, likewise; None has none.
     """
 
-    def __init__(self, port: int, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, port: int, status: Callable[[], dict[str, Any]], page: Callable[[], str] | None = None) -> None:
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(status))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(status, page))
         except (OSError, OverflowError) as error:
             raise FedtideError(f"--health {port}: {error}; allowed: a free port of this machine") from None
         self._server.daemon_threads = True
@@ -169,19 +170,35 @@ class Health:
         self._server.server_close()
 
 
-def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+"""Headers by which a browser runs no script of a page, and loads nothing for it."""
+
+
+def _handler(status: Callable[[], dict[str, Any]], page: Callable[[], str] | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
 
         def do_GET(self) -> None:
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             # A page in a browser may ask for any address, under a host name of its own.
-            allowed = self.path == "/health" and host in ("127.0.0.1", "localhost")
+            is_near = host in ("127.0.0.1", "localhost")
+            if is_near and self.path == "/" and page is not None:
+                self._send(200, "text/html; charset=utf-8", page())
+                return
+            allowed = is_near and self.path == "/health"
             answer = status() if allowed else {"problem": "allowed: GET /health"}
-            body = json.dumps(answer).encode()
-            self.send_response(404 if not allowed else 503 if answer.get("problem") else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
+            code = 404 if not allowed else 503 if answer.get("problem") else 200
+            self._send(code, "application/json", json.dumps(answer))
+
+        def _send(self, code: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(code)
+            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **SAFE}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
+from fedtide.remote.machine_facts import RecentLog, tell
 from fedtide.remote.node import Node
 from fedtide.remote.node_memory import Judged
 from fedtide.remote.policy import SCORE, Policy
@@ -312,12 +313,13 @@ SLOW = 2.5
 """Seconds that a question takes in a round in which a rehearsal kills a process."""
 
 
-def node_of(settings: Mapping[str, Any]) -> Node:
+def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log) -> Node:
     """Build a node.
 
     Args:
         settings: paths of a seat: `ticket`, `data`, `policy`, `home`. For a rehearsal with the rows of a site: `site`,
             `home`, and `name` if that is not the folder's.
+        log: takes what went wrong.
     """
     folder = Path(settings["home"])
     if "site" in settings:
@@ -333,7 +335,7 @@ def node_of(settings: Mapping[str, Any]) -> Node:
             run=site.digest,
             partial_work=experiment.timing.partial_work,
             threads=experiment.fleet.threads,
-            log=write_log,
+            log=log,
             clients=frozenset(members[name].clients),
             policy=partial(Policy, questions=(*host.algorithm.works, SCORE)),  # the rows are those of the study
             rounds=experiment.rounds,
@@ -349,10 +351,10 @@ def node_of(settings: Mapping[str, Any]) -> Node:
         study = ledger_for(experiment, seat.algorithm)
         clip = None if experiment.wire is None else experiment.wire.build().clip
         budget = None if study is None or clip is None else Budget(study, clip, folder / OWN)
-        owner = Owner(policy, folder / "judged.jsonl", experiment.rounds, write_log, budget)
+        owner = Owner(policy, folder / "judged.jsonl", experiment.rounds, log, budget)
         rules = {"policy": owner.policy, "refuses": owner.refuses, "shown": owner.shown}
-        node = seat.node(**rules, log=write_log, judged=folder / "judged")
-        trusts = Peers(folder / "peers.json", owner.policy, write_log).trusts
+        node = seat.node(**rules, log=log, judged=folder / "judged")
+        trusts = Peers(folder / "peers.json", owner.policy, log).trusts
     wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
     if wire.secure:
@@ -371,6 +373,7 @@ class WatchedNode:
         slow: rounds whose questions take so many seconds, because a rehearsal kills a process in them.
         answered: number of questions since then.
         last: the last question, and the time of its answer.
+        tells: returns what the server is told of this machine with an answer.
     """
 
     node: Node
@@ -379,6 +382,7 @@ class WatchedNode:
     slow: Mapping[int, float] = field(default_factory=dict)
     answered: int = 0
     last: dict[str, Any] | None = None
+    tells: Callable[[], dict[str, Any]] = dict
     _refused: dict[int, int] = field(default_factory=dict)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -388,7 +392,8 @@ class WatchedNode:
         answer, sent = self.node.handle(header, payload)
         if answer.get("clients"):
             try:
-                self._note(header, answer["clients"], len(payload), len(sent))
+                if self._note(header, answer["clients"], len(payload), len(sent), machine := self.tells()) and machine:
+                    answer = {**answer, "machine": machine}
             except OSError:
                 but = f"{REFUSED}the node cannot write down what it sends; see whether its disk is full"
                 words = {
@@ -400,13 +405,15 @@ class WatchedNode:
         self.answered += 1
         return answer, sent
 
-    def _note(self, header: Mapping[str, Any], words: Mapping[str, str], received: int, sent: int) -> None:
-        """Write down a question, and what is sent to the server."""
+    def _note(
+        self, header: Mapping[str, Any], words: Mapping[str, str], received: int, sent: int, machine: dict[str, Any]
+    ) -> bool:
+        """Write down a question, and what is sent to the server; return False for one of too many refusals."""
         refused = all(word.startswith(REFUSED) for word in words.values())
         minute = int(time.time() // 60)
         if refused and self._refused.get(minute, 0) >= REFUSALS:
             self._refused[minute] += 1
-            return
+            return False
         skipped = sum(max(count - REFUSALS, 0) for then, count in self._refused.items() if then != minute)
         self._refused = {minute: self._refused.get(minute, 0) + refused}
         reveal = header.get("reveal", [])
@@ -420,12 +427,15 @@ class WatchedNode:
             "received": received,
             "sent": sent,
         }
+        if machine:
+            line["machine"] = machine
         if skipped:
             line["not noted"] = skipped
         if header["kind"] == "unmask" and not refused:
             line["opened"] = header["alive"]
         self.record.parent.mkdir(parents=True, exist_ok=True)
         append(self.record, json.dumps(line))
+        return True
 
     def status(self) -> dict[str, Any]:
         """Return how the node is, in plain JSON."""
@@ -528,7 +538,10 @@ def main(path: Path, line: int) -> None:
     """Answer questions on a line to the node's process, with the settings of a file."""
     settings = json.loads(path.read_text(encoding="utf-8"))
     slow = dict.fromkeys(settings.get("slow", ()), SLOW)
-    watch = WatchedNode(node_of(settings), datetime.now(UTC), Path(settings["home"]) / RECORD, slow)
+    log = RecentLog(write_log)
+    node = node_of(settings, log)
+    record, tells = Path(settings["home"]) / RECORD, partial(tell, node.policy, log)
+    watch = WatchedNode(node, datetime.now(UTC), record, slow, tells=tells)
     with ExitStack() as stack:
         if (port := settings.get("health")) is not None:
             write_log(f"health: {stack.enter_context(closing(Health(port, watch.status))).address}")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import LEDGER, read_rounds
 from fedtide.core.rng import Rng
+from fedtide.draw.html import render
 from fedtide.draw.prose import counted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import OVER_CLIENTS
@@ -24,6 +25,7 @@ from fedtide.fields.types import seconds_of
 from fedtide.fleets.engines import Host
 from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.fleets.totals import Vectors
+from fedtide.remote.asks import LastAnswer
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.messages import Carrier
@@ -37,9 +39,10 @@ from fedtide.runs.runner import Progress, Run
 from fedtide.site import certificates
 from fedtide.site.accounts import forget, open_safe, private_wire
 from fedtide.site.client_rows import host_without_rows
+from fedtide.site.live import View
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import ENDED, OVER, Status, describe_way_in
+from fedtide.site.status import ENDED, MOST, OVER, Status, describe_way_in
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
@@ -112,6 +115,7 @@ class Watch:
         phase: the server's activity, in words.
         missing: number of clients that have to come before a round begins.
         problem: the error by which the server ends.
+        fleet: tells the last answers of nodes; None before the first round.
     """
 
     site: Site
@@ -122,6 +126,8 @@ class Watch:
     phase: str = "starting"
     missing: int = 0
     problem: str = ""
+    fleet: RemoteFleet | None = None
+    _heard: dict[str, LastAnswer] = field(default_factory=dict)
     _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
     _said: float = 0.0
@@ -139,6 +145,8 @@ class Watch:
             keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
             roster = self.site.roster if self.latest is None else self.latest.read()
             away = [node for node in roster.node if self.missing and not node.left and node.name not in self._present]
+            if self.fleet is not None:  # a fleet that was made anew has heard nothing yet
+                self._heard |= self.fleet.heard
             return Status(
                 at=datetime.now(UTC),
                 round=self.round,
@@ -147,7 +155,16 @@ class Watch:
                 present=tuple(sorted(self._present)),
                 waiting=tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED]),
                 problem=(self.problem or ("" if self.latest is None else self.latest.mistake))[:1000],
+                heard=tuple(self._heard[name] for name in sorted(self._heard)[:MOST]),
             )
+
+    def page(self) -> str:
+        """Return a page with the status."""
+        status = self.look()
+        view, title = View.of(self.site, status, False), self.site.experiment.title or "a study"
+        content = view.table(status.at)
+        values = {"title": title, "lines": view.lines, "content": content, "log": view.log}
+        return render("status.html", about="", environments=(), **values)
 
     def wait_for(self, missing: int, number: int) -> None:
         """Note how many clients a round waits for; say which nodes, when these change and every few minutes.
@@ -274,8 +291,9 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         if not site.run.exists():
             folder.create(site.experiment, site.run)
         if health is not None:
-            answers = stack.enter_context(closing(Health(health, lambda: watch.look().model_dump(mode="json"))))
-            log.say("health", f"health: {answers.address}")
+            answers = Health(health, lambda: watch.look().model_dump(mode="json"), watch.page)
+            stack.callback(answers.close)
+            log.say("health", f"health: {answers.address}; a page: {answers.address.removesuffix('health')}")
         stack.enter_context(repeat(watch.write, WRITE, log))
         stack.enter_context(watch.ending())
         log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)
@@ -298,6 +316,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         while not over:
             watch.site = site = replace(site, roster=latest.read())
             fleet, judge = judge_of(site, carrier, rehearsed, log, waits)
+            watch.fleet = fleet
             try:
                 for progress in play_rounds(site, fleet, judge, log, latest):
                     watch.round, over = progress.round, progress.round == progress.rounds

@@ -124,16 +124,24 @@ def forget(site: Path, node: str, /) -> int:
     return 0
 
 
-def status(site: Path, /) -> int:
+def status(site: Path, /, *, follow: bool = False) -> int:
     """Describe a site: the connected nodes, and what each node was asked, sent and showed.
 
     Args:
         site: the folder of the site.
+        follow: show who is connected and each node's last answer, until the study is over or Ctrl-C: in a terminal
+            a table, elsewhere a line for each change.
     """
     from fedtide.site.site import Site
-    from fedtide.site.status import HEADER, describe_status, list_nodes, list_reasons
+    from fedtide.site.status import HEADER, describe_site, describe_status, list_nodes, list_reasons
 
     served, now = Site.read(site, imports=False), datetime.now(UTC)
+    if follow:
+        from fedtide.site.live import follow as show
+
+        _say(*describe_site(served))
+        show(served, terminal.console())
+        return 0
     _say(*describe_status(served, now))
     table = Table(*HEADER, box=None, pad_edge=False)
     for row in list_nodes(served, now):

@@ -15,7 +15,7 @@ from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.draw.prose import counted
 from fedtide.fields.types import Strict, Text, Whole, checked
-from fedtide.remote.asks import NodeRecord, closed_in, nodes_of
+from fedtide.remote.asks import LastAnswer, NodeRecord, closed_in, nodes_of
 from fedtide.remote.fleet import UNITS
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
@@ -28,6 +28,8 @@ OVER, ENDED = "over", "ended"
 """What a server does when all rounds are played, and when it was ended before."""
 CHOSEN = ("clusters", "branches")
 """Kinds of models of which each client may choose one, so that a masked sum has a part for each."""
+MOST = 10_000
+"""Maximum number of nodes of which a status has the last answer."""
 STALE = 60
 """Seconds after which a status that was not written again is of a server that is gone, on systems without locks."""
 HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
@@ -47,6 +49,7 @@ class Status(Strict):
         present: names of the nodes that are connected.
         problem: something for a person to look at; "" if all is well.
         waiting: the nodes that the server waits for, with the way in for each.
+        heard: the last answers of nodes.
     """
 
     at: AwareDatetime
@@ -56,6 +59,7 @@ class Status(Strict):
     present: tuple[Line, ...]
     problem: Line = ""
     waiting: Annotated[tuple[Line, ...], Field(max_length=1000)] = ()
+    heard: Annotated[tuple[LastAnswer, ...], Field(max_length=MOST)] = ()
 
     def write(self, path: Path) -> None:
         """Write the status in place of the one before."""
@@ -154,9 +158,18 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
     yield from describe_site(site)
     status = Status.read(site.status)
     if status is None:
-        yield f"server: never served; start it with: fedtide serve {site.root}"
+        yield never_served(site)
         return
-    is_gone = status.is_gone(site, now)
+    yield from describe_server(site, status, status.is_gone(site, now))
+
+
+def never_served(site: Site) -> str:
+    """Say that no server of a site ever ran."""
+    return f"server: never served; start it with: fedtide serve {site.root}"
+
+
+def describe_server(site: Site, status: Status, is_gone: bool) -> Iterator[str]:
+    """Say in lines what the server of a site does, by the status that it wrote last."""
     if status.phase == OVER:
         yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {site.run}"
     elif is_gone:

@@ -216,6 +216,7 @@ def test_the_first_answers_count_and_the_rest_are_late(tmp_path):
     assert reply.clients.tolist() == [0, 1, 2]
     assert not len(reply.silent)
     assert words(told(fleet)) == {"answered", "late"}
+    assert {last.word for last in fleet.heard.values()} == {"answered", "late"}
 
 
 def test_a_roster_has_each_client_once(tmp_path):
