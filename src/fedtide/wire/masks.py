@@ -30,8 +30,8 @@ Two rules keep this so:
 
 1. A node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
    one. A client that vanished knows no list, so it may still open one more.
-2. At most a third of a list may vanish, and `fewest` must be left. So a second list with that client hides it among as
-   many others: whoever takes others out of a sum needs a list that twice as many opened.
+2. At most a third of a list may vanish, and `fewest` must be left. So the sums of such lists tell of no fewer clients:
+   whoever takes others out of a sum needs a list that twice as many opened.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
