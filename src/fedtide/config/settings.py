@@ -277,8 +277,8 @@ class WireSettings(Strict):
             numbers.
         fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
             more if sums are secure, because of two clients each learns the other from their sum.
-        sum_scores: scores of clients are sums, too: the server is told the mean accuracy of `fewest` clients or more,
-            in which each counts once, and choices are made by it. With `privacy` it is `privacy.scores` that says so.
+        sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. With
+            `privacy` use `privacy.scores`.
         privacy: differential privacy; None adds no noise.
     """
 
@@ -305,8 +305,8 @@ class WireSettings(Strict):
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
         if self.privacy is None:
-            return Wire(self.secure, self.fewest, scores=self.sum_scores)
-        return Wire(self.secure, self.fewest, self.privacy.step, scores=self.privacy.scores is not None)
+            return Wire(self.secure, self.fewest, sums_scores=self.sum_scores)
+        return Wire(self.secure, self.fewest, self.privacy.step, sums_scores=self.privacy.scores is not None)
 
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def unknown(
 
 
 FEW = 8
-"""Number of names that an error line lists of many."""
+"""Number of names that a line lists of many."""
 
 
 def missing(key: str, name: str, names: Sequence[str], unnamed: str = "none") -> FedtideError:

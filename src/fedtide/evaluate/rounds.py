@@ -55,7 +55,7 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
     """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal).
 
-    Of sums of clients it is the number of clients.
+    If scores are sums, the weight is the number of clients.
     """
     entry = line["scores"][view]
     return entry.get("rows", entry.get("clients")) if "window" in line else None

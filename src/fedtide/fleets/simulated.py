@@ -398,7 +398,7 @@ class SimulatedFleet:
         rows = self.population.sizes(scoring.ask.clients, scoring.part, self.moment)
         blocks = blocks_of_clients(rows) if self.adapts and scoring.personal else _blocks_of_rows(rows)
         scores = concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
-        if not (scoring.record and self.vectors.wire.scores):
+        if not (scoring.record and self.vectors.wire.sums_scores):
             return scores
         return replace(scores, summed=True, by_sum=self._sum_scores(scoring, scores, payload))
 

@@ -253,7 +253,7 @@ class Vectors:
     def read_scores(self, total: Tree) -> SummedScores | None:
         """Return the evaluation that opened sums tell, with the deviation of their noise."""
         ledger = self.wire.ledger
-        deviation = 0.0 if ledger is None or ledger.scores is None else score_deviation(ledger.scores.z)
+        deviation = 0.0 if ledger is None or ledger.score_ledger is None else score_deviation(ledger.score_ledger.z)
         sums = total if isinstance(total, list) else [total]
         opened = [part for part in sums if part is not None]
         return read_sums(opened, deviation) if opened else None

@@ -498,7 +498,7 @@ class RemoteFleet:
         if scoring.pooled:
             raise refused("metrics", ", ".join(scoring.pooled), "what real clients send of an evaluation")
         ids = scoring.ask.clients.tolist()
-        if scoring.record and self.vectors.wire.scores:
+        if scoring.record and self.vectors.wire.sums_scores:
             ask = scoring.as_sum(len(self.queries) + self._summed)
             self._summed += 1
             total = self._put(ask, payload, self.patience, len(ids))[1].total if ids else None

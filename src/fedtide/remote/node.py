@@ -56,7 +56,7 @@ it comes again, and the digest of the payload."""
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
 """Values of a header that are others when a question comes again."""
 
-EXACT = "its study sums scores, and this one would be exact"
+EXACT = "its study allows scores in sums alone"
 """Reason for which a client is not judged by itself."""
 
 SHARED = (*QuestionHeader.model_fields, "counted")
@@ -273,11 +273,11 @@ class Node:
         if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
             return f"it has no client {others[0]}"
         if isinstance(asked, ScoreHeader):
-            return EXACT if self.wire.scores else None
+            return EXACT if self.wire.sums_scores else None
         if isinstance(asked, WorkHeader) and is_score(asked.question):
             if not is_spelled(asked.question):
                 return "it is no evaluation of any study"
-            if not self.wire.scores or asked.forms is None:
+            if not self.wire.sums_scores or asked.forms is None:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
                 return "it is judged on test and validation rows alone"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from operator import itemgetter
 
-from fedtide.core.errors import printable
+from fedtide.core.errors import FEW, printable
 from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.metrics import Measure
@@ -25,9 +25,6 @@ SAME_RUN = (
     "(local.batch_size, epochs), or all clients are of one size, or every round needed training"
 )
 """Sentence about two methods that are the same run, with the likely reasons."""
-
-FEW_LEFT = 8
-"""Number of clients that have left up to which they are named."""
 
 ONE = 0.98
 """Share of the clients or rows at one model above which the others hardly count."""
@@ -289,7 +286,7 @@ def describe_left(names: Sequence[str]) -> str:
     if not names:
         return ""
     who = f"clients {listed(names)}, which have left" if len(names) > 1 else f"client {names[0]}, which has left"
-    return f"Without {who if len(names) <= FEW_LEFT else f'{len(names)} clients, which have left'}. "
+    return f"Without {who if len(names) <= FEW else f'{len(names)} clients, which have left'}. "
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:

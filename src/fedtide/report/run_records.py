@@ -451,7 +451,7 @@ class ExperimentRecord:
 def _spent(last: dict[str, Any], times: int, delta: float) -> list[Spent]:
     """Return the releases of a run by its last line; its draws say the noise of a round, and how clients are drawn.
 
-    Where clients are drawn what evaluations spent stands by itself, because all clients are in them.
+    If clients are drawn, evaluations are counted apart, because every client is in them.
     """
     draws = dict(last.get("sampled", {}))
     z = draws.pop("z", 1.0)

@@ -53,12 +53,12 @@ def warn_of_blur(ledger: Ledger, clients: int) -> str:
     """Return a line about scores that noise hides; "" for others, and without scores in the ledger.
 
     >>> scores = Ledger(Plan(10, 10), 20.0, 1e-5)
-    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 100)  # 20 / 2 * sqrt(2) / 100
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, score_ledger=scores), 100)  # 20 / 2 * sqrt(2) / 100
     'warning: noise on the accuracy of 100 clients is about 0.14; raise wire.privacy.scores or eval_every'
-    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, scores=scores), 1000)
+    >>> warn_of_blur(Ledger(Plan(10, 10), 1.0, 1e-5, score_ledger=scores), 1000)
     ''
     """
-    noise = 0.0 if ledger.scores is None else score_deviation(ledger.scores.z) / max(clients, 1)
+    noise = 0.0 if ledger.score_ledger is None else score_deviation(ledger.score_ledger.z) / max(clients, 1)
     how = "raise wire.privacy.scores or eval_every"
     return f"warning: noise on the accuracy of {clients} clients is about {noise:.2g}; {how}" if noise > BLURRED else ""
 
@@ -136,7 +136,7 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
 
 def check_scores(experiment: Experiment, where: str = "") -> None:
     """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
-    if experiment.wire is None or not experiment.wire.build().scores:
+    if experiment.wire is None or not experiment.wire.build().sums_scores:
         return
     by, liars = None if experiment.keep is None else experiment.keep.by, experiment.liars
     wanted = {
@@ -180,7 +180,7 @@ def ledger_with(
     if privacy.scores is not None:
         judged = plan_of_scores(experiment, algorithm)
         scores = Ledger(judged, judged.noise(privacy.scores, privacy.delta), privacy.delta)
-    return Ledger(plan, z, privacy.delta, path, scores=scores)
+    return Ledger(plan, z, privacy.delta, path, score_ledger=scores)
 
 
 def server_wire(

@@ -264,7 +264,7 @@ def describe_budget(
         folder: folder of the node's own ledgers.
         policy: the owner's rules.
     """
-    most, bare = policy.epsilon, "" if wire.scores or policy.withholds_score(study is not None) else SCORE
+    most, bare = policy.epsilon, "" if wire.sums_scores or policy.withholds_score(study is not None) else SCORE
     if study is None:
         if most is not None:
             which = f"questions but {bare}" if bare else "all questions"
@@ -274,13 +274,13 @@ def describe_budget(
     yield from describe_plan(study)
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
-    judged = "" if study.scores is None else f", of scores {study.scores.z:.3g}"
+    judged = "" if study.score_ledger is None else f", of scores {study.score_ledger.z:.3g}"
     what = f"it adds noise to sums (multiplier {z:.3g}{judged})"
     yield f"privacy: the server says that {what}{bare and f'; {bare} has none'}"
     for client in clients:
         ledger = study.fresh(lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"
-    if most is not None and study.whole > most and study.scores is not None:
+    if most is not None and study.whole > most and study.score_ledger is not None:
         yield f"will be refused: answers beyond your policy's epsilon {most:g}; the study plans {study.whole:.3g}"
     elif most is not None and study.whole > most:
         answers = plan.times * plan.releases
@@ -318,7 +318,7 @@ def _cut(clip: Clip, name: str, rounds: int) -> str:
 def _describe_whole(ledger: Ledger) -> str:
     """Describe the budget of a client in the whole study."""
     plan, epsilon = ledger.plan, f"epsilon {ledger.whole:.3g} at delta {ledger.delta:g}"
-    judged = "" if ledger.scores is None else f" and scores in {ledger.scores.plan.times}"
+    judged = "" if ledger.score_ledger is None else f" and scores in {ledger.score_ledger.plan.times}"
     answers = f"answers in at most {plan.times} of {plan.rounds} rounds{judged}"
     return f"privacy: each client may spend {epsilon}, with {answers}"
 

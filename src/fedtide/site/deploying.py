@@ -104,14 +104,15 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
     privacy = None if experiment.wire is None else experiment.wire.privacy
-    if experiment.stop_at is not None and privacy is not None and privacy.scores is None:
-        but = "no scores reach the server of a private study"
-        allowed = "none with wire.privacy, or a budget for them, wire.privacy.scores"
-        raise refused(f"{where}: stop_at", experiment.stop_at.accuracy, allowed, but)
-    if experiment.keep is not None and privacy is not None and privacy.scores is None:
-        but = "no scores reach the server of a private study"
-        allowed = "no table `keep` with wire.privacy, or a budget for them, wire.privacy.scores"
-        raise refused(f"{where}: keep.best", experiment.keep.best, allowed, but)
+    by_scores = {
+        "stop_at": experiment.stop_at and experiment.stop_at.accuracy,
+        "keep.best": experiment.keep and experiment.keep.best,
+    }
+    for key, value in by_scores.items() if privacy is not None and privacy.scores is None else ():
+        if value is not None:
+            but = "no scores reach the server of a private study"
+            allowed = "none with wire.privacy, or a budget for them, wire.privacy.scores"
+            raise refused(f"{where}: {key}", value, allowed, but)
     check_scores(experiment, f"{where}: ")
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python":

@@ -229,7 +229,7 @@ def terms_of(
                 term.shown |= {name: _count(rows.numel()) for name, rows in answer["rows"].items()}
     served, slot = algorithm.serve(state, fleet.clients)
     evaluation = Term(SCORE, down=max(map(size_in_bytes, served if slot is not None else [served])))
-    if wire.scores:
+    if wire.sums_scores:
         return [*terms.values(), evaluation], size_in_bytes(schemas.memory)
     scores = fleet.score(served, fleet.clients, slot=slot)
     columns = {name: getattr(scores, name) for name in COLUMNS} | dict(scores.others)
@@ -263,26 +263,26 @@ def describe_terms(
     yield "sizes: of the numbers for each client and question; messages are some hundred bytes longer"
     columns = ", ".join(["rows", "hits", "mean loss to three digits", *filter(policy.shows, evaluation.sums)])
     sends = "sends after work on the rows here," if algorithm.adapt is not None else "sends"
-    withheld = None if wire.scores else policy.withholds_score(wire.hides)
+    withheld = None if wire.sums_scores else policy.withholds_score(wire.hides)
     answer = f"{sends} of each client by itself: {columns}"
-    if wire.scores:
+    if wire.sums_scores:
         noise = ", which gets noise" * wire.hides
         answer = f"{sends} in a sum{noise}: accuracy, and whether there are rows to be judged on"
     yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else answer}"
     if withheld:
         yield f"will be refused: {SCORE} (`questions` of your policy can name it; its answer is exact, outside epsilon)"
-    elif not wire.scores and (wire.hides or policy.epsilon is not None):
+    elif not wire.sums_scores and (wire.hides or policy.epsilon is not None):
         yield f"warning: your policy names {SCORE}: the server learns these numbers exactly, outside epsilon"
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"
     shown = {name: f"{name} ({numbers}), at {term.question}" for term in works for name, numbers in term.shown.items()}
     shown = {name: f"{name}, of which a trial saw nothing" for name in algorithm.traits.reveals} | shown
-    nothing = "nothing" if withheld or wire.scores else f"the answer to {SCORE}, and no extra values of the method"
+    nothing = "nothing" if withheld or wire.sums_scores else f"the answer to {SCORE}, and no extra values of the method"
     for line in shown.values() or [nothing]:
         yield printable(f"shows the server, for each client by itself: {line}")
     if wire.secure:
         fewest = max(wire.fewest, policy.fewest)
-        bare = "shown values are" if withheld or wire.scores else f"answers to {SCORE} and shown values are"
+        bare = "shown values are" if withheld or wire.sums_scores else f"answers to {SCORE} and shown values are"
         yield f"sums: masked, opened for {fewest} clients or more; {bare} not masked"
         if policy.peers is None:
             yield "masks: shared with the nodes whose keys the server names first; `peers` of your policy can name them"
@@ -300,7 +300,7 @@ def describe_terms(
 
 def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire) -> Iterator[str]:
     if policy.secure and not wire.secure:
-        but = "" if wire.scores or policy.withholds_score(wire.hides) else f" but {SCORE}"
+        but = "" if wire.sums_scores or policy.withholds_score(wire.hides) else f" but {SCORE}"
         yield f"refused: every question{but}, because your policy allows masked sums alone"
     for term in terms:
         if why := policy.objection(term.question, term.shown):
@@ -309,7 +309,7 @@ def _describe_refusals(algorithm: Algorithm[Any], terms: list[Term], policy: Pol
         yield f"left out of {SCORE}: {', '.join(hidden)} (forbidden by your policy)"
     if policy.rows_at_least > 1:
         few = f"a client with fewer than {policy.rows_at_least} rows for it"
-        yield f"left out of {SCORE}: {few}" if wire.scores else f"refused: {SCORE} of {few}"
+        yield f"left out of {SCORE}: {few}" if wire.sums_scores else f"refused: {SCORE} of {few}"
     shown = {name for term in terms for name in term.shown}
     for name in algorithm.traits.reveals:
         if name not in shown and not policy.shows(name):

@@ -331,7 +331,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         recorded = recorded_sums(site, host)
     else:
         host = host_of(run.experiment, run.method, run.seed, store)
-    wire = replace(host.wire, server=recorded, scores=False)  # models are played again, not what was told of them
+    wire = replace(host.wire, server=recorded, sums_scores=False)  # models are played again, not what was told of them
     check_new(place, " with --out")
     folder.create(settings, place)
     judged = views(host.population) if data or recorded is None else []

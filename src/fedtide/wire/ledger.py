@@ -82,8 +82,8 @@ class Ledger:
         delta: of the budget.
         path: file of the lines, which this process alone writes; None keeps them in it.
         lines: releases before those of the file.
-        scores: an empty ledger with the plan and the noise of evaluations, which is a part of this one; None if none
-            is released.
+        score_ledger: an empty ledger with the plan and the noise of evaluations, which is a part of this one; None if
+            none is released.
 
     Raises:
         FedtideError: the file is not what this program writes.
@@ -96,23 +96,23 @@ class Ledger:
         delta: float,
         path: Path | None = None,
         lines: Iterable[Line] = (),
-        scores: "Ledger | None" = None,
+        score_ledger: "Ledger | None" = None,
     ) -> None:
-        self.plan, self.z, self.delta, self.path, self.scores = plan, z, delta, path, scores
+        self.plan, self.z, self.delta, self.path, self.score_ledger = plan, z, delta, path, score_ledger
         self._offered: defaultdict[int, set[int]] = defaultdict(set)
         self._count_all([*lines, *([] if path is None else read(path))])
 
     def fresh(self, path: Path | None = None, lines: Iterable[Line] = ()) -> "Ledger":
         """Return a ledger of the same plans and noise with other lines; arguments as of the class."""
-        return Ledger(self.plan, self.z, self.delta, path, lines, self.scores and self.scores.fresh())
+        return Ledger(self.plan, self.z, self.delta, path, lines, self.score_ledger and self.score_ledger.fresh())
 
     def part(self, question: str) -> "Ledger":
         """Return the part of the ledger that has the releases of a question: its plan and its noise are theirs."""
-        return self.scores if self.scores is not None and is_score(question) else self
+        return self.score_ledger if self.score_ledger is not None and is_score(question) else self
 
     def _count_all(self, lines: Iterable[Line]) -> None:
-        if self.scores is not None:
-            self.scores._count_all(())
+        if self.score_ledger is not None:
+            self.score_ledger._count_all(())
         self._lines: dict[Place, Line] = {}
         self._rounds: defaultdict[int, set[int]] = defaultdict(set)
         self._releases: Counter[int] = Counter()
@@ -164,7 +164,7 @@ class Ledger:
     @property
     def whole(self) -> float:
         """Epsilon of the whole plan, with that of evaluations."""
-        scores = 0.0 if self.scores is None else self.scores.whole
+        scores = 0.0 if self.score_ledger is None else self.score_ledger.whole
         return self._with_scores(self.plan.epsilon(self.z, self.delta), scores, self.plan.rounds)
 
     def epsilon(self, client: int | None = None, more: int = 0, judged: int = 0) -> float:
@@ -175,7 +175,7 @@ class Ledger:
             more: so many further releases.
             judged: so many further releases of evaluations.
         """
-        scores = 0.0 if self.scores is None else self.scores.epsilon(client, judged)
+        scores = 0.0 if self.score_ledger is None else self.score_ledger.epsilon(client, judged)
         return self._with_scores(self._trained(client, more), scores, self._played)
 
     def spent(self, number: int) -> float:
@@ -215,8 +215,10 @@ class Ledger:
         if sampling is None:
             return {}
         draws: dict[str, Any] = {"sampled": {"z": self.z / math.sqrt(self.plan.releases), **asdict(sampling)}}
-        if self.scores is not None:
-            until_now = self.scores.fresh(lines=(line for line in self.scores.lines if line.round <= number))
+        if self.score_ledger is not None:
+            until_now = self.score_ledger.fresh(
+                lines=(line for line in self.score_ledger.lines if line.round <= number)
+            )
             draws["scored"] = until_now.epsilon()
         return draws
 

@@ -27,10 +27,12 @@ Without shares as many can be in a list with one other client.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
-So a node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
-one. A client that vanished knows no list, and may be in one more. At most a third of a list may vanish, and `fewest`
-must be left. So the sums of such lists tell of no fewer clients: whoever takes others out of a sum needs a list that
-twice as many opened.
+Two rules keep this so:
+
+1. A node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
+   one. A client that vanished knows no list, so it may still open one more.
+2. At most a third of a list may vanish, and `fewest` must be left. So the sums of such lists tell of no fewer clients:
+   whoever takes others out of a sum needs a list that twice as many opened.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
@@ -475,9 +477,9 @@ class Masker:
             self._shared[key] = _exchange(self._key, key)
         return self._shared[key]
 
-    def _share(self, context: Context, kind: str, client: int, holder: str, other: str) -> bytes:
-        """Return the key that seals a holder's share of a client's secret; `other` is the public key of the other."""
-        return derived(self._secret(other), context.info("share", kind, client, holder))
+    def _share(self, context: Context, kind: str, client: int, holder: str, peer: str) -> bytes:
+        """Return the key that seals a holder's share of a client's secret; `peer` is the public key of the other."""
+        return derived(self._secret(peer), context.info("share", kind, client, holder))
 
 
 def _exchange(private: Any, public: str) -> bytes:
@@ -549,7 +551,7 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
 
 
 def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int) -> bool:
-    """Tell whether so many clients of a list are left that their nodes' shares open its sum.
+    """Tell whether the clients that are left can open the sum with their shares.
 
     Args:
         holders: of each client that was asked.

@@ -88,7 +88,7 @@ class Wire:
         fixed_point: whether sums are added in fixed point; False adds them in floating point, see `FLOATING`.
         divisor: expected number of clients in a sum, in place of the number that came, which nobody reads: every sum is
             opened then, also one of nobody. None reads the number that came.
-        scores: whether scores of clients are sums, too (`fedtide.wire.scores`).
+        sums_scores: whether scores of clients are sums, too (`fedtide.wire.scores`).
     """
 
     secure: bool = True
@@ -97,7 +97,7 @@ class Wire:
     server: ServerStep | None = None
     fixed_point: bool = True
     divisor: int | None = None
-    scores: bool = False
+    sums_scores: bool = False
 
     def of(self, question: str) -> "Wire":
         """Return the wire of a question: who is judged is no draw, and no secret."""

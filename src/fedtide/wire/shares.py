@@ -25,8 +25,8 @@ def needed(nodes: int, fewest: int) -> int:
     """Return how many of the nodes give a secret back.
 
     A third of them, rounded down, may vanish, and fewer if `fewest` is large. Each client has two secrets, and an
-    honest node gives its share of one alone. So a server that wants both needs nodes that give both: twice as many as
-    this less all nodes. That is `fewest - 1` or more: so many can be in a list with one other client without shares.
+    honest node gives its share of one alone. With t of n shares needed, a server has both secrets only if 2t - n nodes
+    lie for it. 2t - n is at least `fewest - 1`.
 
     Args:
         nodes: all that have shares.

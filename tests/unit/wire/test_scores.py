@@ -66,7 +66,7 @@ def test_the_noise_and_the_total_are_those_of_a_calculation_by_hand():
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     ledger = server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger
     assert plan_of_scores(experiment, host.algorithm).moved == pytest.approx(math.sqrt(6))
-    assert ledger.scores.z == pytest.approx(math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-9)
+    assert ledger.score_ledger.z == pytest.approx(math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-9)
     # Both parts are Gaussian: together they are one whose lengths add as squares, below the sum of the two epsilons.
     mu = math.hypot(mu_of(2.0, 1e-5), mu_of(1.0, 1e-5))
     assert ledger.whole == pytest.approx(epsilon_of(mu, 1e-5), rel=1e-6)
@@ -155,7 +155,7 @@ def test_no_client_is_judged_more_often_than_planned():
     for number in (1, 3, 4):
         ledger.add(line(number, 0))
     assert ledger.may_be_in(3, 5)  # to train
-    assert ledger.epsilon(3) == pytest.approx(ledger.scores.epsilon(3), rel=1e-8)
+    assert ledger.epsilon(3) == pytest.approx(ledger.score_ledger.epsilon(3), rel=1e-8)
     with pytest.raises(FedtideError, match="'score test client' of round 5 has client 3, who may not be in it"):
         ledger.add(line(5, 0))
     with pytest.raises(FedtideError, match="asks a client twice"):
@@ -420,7 +420,7 @@ def test_nodes_refuse_other_sums_of_scores(tmp_path, question, scores, said):
     lines_of(judge, experiment)
     asked = next(each for each in judge.fleet.carrier.asked if each.header["question"].startswith("score"))
     node = judge.fleet.carrier.nodes[asked.node]
-    node = replace(node, wire=replace(node.wire, scores=scores), log=lambda words: None)
+    node = replace(node, wire=replace(node.wire, sums_scores=scores), log=lambda words: None)
     answer, _ = node.handle(json.loads(json.dumps(asked.header | {"question": question})), asked.payload)
     assert said in json.dumps(answer)
 
