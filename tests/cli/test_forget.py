@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedtide as ft
-from fedtide.core.record import joined_in
+from fedtide.core.record import first_work_in
 from fedtide.runs.digest import verify
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A, finished, lines_of, record_of, study
@@ -34,7 +34,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 0.01, "clip": {"delta": 1.0, "loss": 2.0}, "
 
 def joined(root: Path, name: str = "A") -> dict[int, int]:
     """The first round of each client that worked in a run."""
-    return joined_in(lines_of(root / name.lower() / "0"))
+    return first_work_in(lines_of(root / name.lower() / "0"))
 
 
 def late(root: Path, name: str = "A") -> tuple[int, int]:

@@ -198,7 +198,7 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     return f"{text}{summary.target.explained}".strip()
 
 
-@plan_table("Over groups", still=True)
+@plan_table("Over groups", without_rounds=True)
 def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups.
 
@@ -208,7 +208,7 @@ def groups_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [*groups, Number("branch_accuracy", percent, "branch or model of the true group")])
 
 
-@plan_table("Other ways to predict", still=True)
+@plan_table("Other ways to predict", without_rounds=True)
 def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of other ways to combine models, a row per method with such ways; None without such methods.
 
@@ -219,7 +219,7 @@ def ways_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, [Number(summary.score, percent, "as the method predicts"), *numbers]) if ways else None
 
 
-@plan_table("More metrics", still=True)
+@plan_table("More metrics", without_rounds=True)
 def metrics_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of further metrics of the experiment, a row per method; None without any.
 

@@ -35,7 +35,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     return {"client_std": run.late(record.view, (after, np.sqrt(variance)), record.window, rows_in)}
 
 
-@plan_table("Over clients", single=True, still=True)
+@plan_table("Over clients", single=True, without_rounds=True)
 def clients_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the spread of accuracy over clients, a row per method; None without evaluations.
 

@@ -449,7 +449,7 @@ def drift_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     return table_of(summary, DRIFT) if about_drift else None
 
 
-@plan_table("Clusters", still=True)
+@plan_table("Clusters", without_rounds=True)
 def clusters_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the agreement of clusters with groups, a row per method; None without clusters.
 

@@ -29,7 +29,7 @@ class Plan:
         name: name of a picture in `ft.plot`.
         needs: condition on a run, for the error of a run without this picture.
         single: true if it shows numbers of single clients, which are left out if the study is private.
-        still: true if it shows something of models that are judged without a round.
+        without_rounds: true if it shows something of models that are judged without a round.
     """
 
     title: str
@@ -37,12 +37,13 @@ class Plan:
     name: str = ""
     needs: str = ""
     single: bool = False
-    still: bool = False
+    without_rounds: bool = False
 
     def __call__(self, record: Any, *summary: Any) -> Any:
         """Make it."""
-        out = (self.single and record.private) or not (self.still or record.experiment.rounds)
-        return None if out else self.make(record, *summary)
+        is_open = not (self.single and record.private)
+        is_known = self.without_rounds or record.experiment.rounds > 0
+        return self.make(record, *summary) if is_open and is_known else None
 
     def caption(self, record: ExperimentRecord) -> str:
         """Return the caption."""
@@ -55,9 +56,9 @@ def plan_picture(name: str, title: str, needs: str = "", *, single: bool = False
     return lambda draw: Plan(title, styled(draw), name, needs + ", and no privacy" * single, single)
 
 
-def plan_table(title: str, *, single: bool = False, still: bool = False) -> Callable[[Make], Plan]:
+def plan_table(title: str, *, single: bool = False, without_rounds: bool = False) -> Callable[[Make], Plan]:
     """Return a decorator that makes a table of a function that builds it."""
-    return lambda build: Plan(title, build, single=single, still=still)
+    return lambda build: Plan(title, build, single=single, without_rounds=without_rounds)
 
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:

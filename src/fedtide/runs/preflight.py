@@ -161,7 +161,7 @@ class _Tried:
 
 def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
-    seed, rounds = experiment.seeds[0], experiment.length
+    seed, rounds = experiment.seeds[0], experiment.shift_rounds
     population = tried.population(experiment, method)
     built = build.built(experiment, method, seed, MemoryStore(None), population)
     population.check(rounds)
@@ -245,7 +245,7 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes
 def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
-    moment = Moment(0, experiment.length, 0.0)
+    moment = Moment(0, experiment.shift_rounds, 0.0)
     pooled = {name: pool(torch.eye(2).log(), ids) for name, pool in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(metrics_for(TARGET_WORDS[experiment.data.target.kind])) :]:
