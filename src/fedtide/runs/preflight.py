@@ -203,7 +203,7 @@ def check_kept(experiment: Experiment, judged: Sequence[View]) -> None:
 
 
 def _check_judging(experiment: Experiment, where: str) -> None:
-    """Raise unless a study without rounds has models to judge, clients of one moment, and scores that are no secret."""
+    """Raise unless a study without rounds has a model to judge, and no calendar, privacy or table about training."""
     for method in experiment.method:
         if method.init_from is None:
             because = f"method '{method.name}' has no init_from, which names the model that is judged"
@@ -212,6 +212,9 @@ def _check_judging(experiment: Experiment, where: str) -> None:
         raise refused(f"{where}: rounds", 0, "1 or more on a calendar", "each round is a window of time")
     if experiment.wire is not None and experiment.wire.privacy is not None:
         raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
+    for key in ("forgetting", "stop_at"):
+        if getattr(experiment, key) is not None:
+            raise refused(f"{where}: {key}", "a value", "none with rounds = 0, because nothing is trained")
 
 
 def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes: list[str]) -> float:
