@@ -40,11 +40,11 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
-from fedtide.runs.unlearn import Comparison, Leaving
 from fedtide.runs.job import Output, Request, Seeds, Sets, StudyRequest, check_positive, experiment_file, fleet_sets
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed, warn_of_epsilon
 from fedtide.runs.trained import Trained
+from fedtide.runs.unlearn import Comparison, Leaving
 from fedtide.tracking.feed import Tracking
 from fedtide.tuning import pages, tournament, tune
 from fedtide.tuning.tune import base_of, ends, seeds_of, with_budget

@@ -117,7 +117,8 @@ def test_a_study_without_a_model_and_commands_that_train(tmp_path, first, monkey
 def test_a_node_lets_the_model_be_judged_before_the_first_round_alone(tmp_path, first):
     assert from_dict(study_for(judging(first))).rounds == 0  # a ticket names no file
     owner = Owner(None, tmp_path / "judged.jsonl", 0, print)
-    ask = {"kind": "score", "part": "test", "personal": True, "clients": [0]}
+    ask = {"kind": "score", "question": "adapt", "clients": [0], "members": 1, "reveal": [], "part": "test"}
+    ask |= {"other": "", "personal": True}
     answers = [owner.refuses({**ask, "moment": {"round": number}}, "model") for number in (-1, 0)]
     assert answers[0] is None
     assert "before the first round" in answers[1]
