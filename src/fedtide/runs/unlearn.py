@@ -1,4 +1,4 @@
-"""Forgetting: a run folder is played again, beside it, as if a client had never taken part.
+"""Unlearning: a run folder is played again, beside it, as if a client had never taken part.
 
 Choices:
     - ours: the client is drawn as before and answers nothing (`data.without_clients`). So draws of other clients stay,
