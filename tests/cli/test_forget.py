@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import fedtide as ft
-from fedtide.core.record import joined_in
+from fedtide.core.record import first_work_in
 from fedtide.runs.digest import verify
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A, finished, lines_of, record_of, study
@@ -34,7 +34,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 0.01, "clip": {"delta": 1.0, "loss": 2.0}, "
 
 def joined(root: Path, name: str = "A") -> dict[int, int]:
     """The first round of each client that worked in a run."""
-    return joined_in(lines_of(root / name.lower() / "0"))
+    return first_work_in(lines_of(root / name.lower() / "0"))
 
 
 def late(root: Path, name: str = "A") -> tuple[int, int]:
@@ -47,24 +47,24 @@ def test_the_bits_are_those_of_a_run_without_it(here, capsys):
     client, first = late(here / "x")
     assert first > 0
     before = contents(here / "x")
-    assert done("forget", "x", client, "--workers", 1) == 0
+    capsys.readouterr()
+    assert done("forget", "x", client, "--workers", 1, "--json") == 0
+    runs = json.loads(capsys.readouterr().out)["comparisons"]
     assert contents(here / "x") == before
     data = {**TOY["data"], "without_clients": [str(client)]}
     finished(here / "alone", study(*METHODS, data=data))
     new = f"x-without-{client}"
     assert record_of(here / new) == record_of(here / "alone")
     assert not [verdict.wrong for verdict in verify(here / new) if verdict.wrong]
-    said = capsys.readouterr().out
-    for method in METHODS:
+    for method, run in zip(METHODS, runs, strict=True):
         name = method["name"]
         assert client not in joined(here / new, name)
         lines = [lines_of(here / root / name.lower() / "0") for root in ("x", new)]
         began = joined(here / "x", name).get(client, 6)
         assert [line["facts"] for line in lines[0][:began]] == [line["facts"] for line in lines[1][:began]]
-        states = re.search(rf"{name} · seed 0: last state (\w{{16}}) with it, (\w{{16}}) without it", said)
-        assert states is not None
-        assert (states[1] == states[2]) == (began == 6)
-    assert f"A · seed 0: client {client} worked first in round {first}; {first} round" in said
+        assert run["first"] == (None if began == 6 else began)
+        assert run["same"] >= began
+        assert (run["states"][0] == run["states"][1]) == (began == 6)
     rows = (here / new / "a" / "0" / "clients.csv").read_text().splitlines()
     assert not [row for row in rows if row.split(",")[2] == str(client)]
     assert f"Without client {client}, which has left." in (here / new / "report.html").read_text()
@@ -78,9 +78,10 @@ def test_killed_on_the_way_the_same_command_goes_on(here, shell):
     new, killed = here / f"x-without-{client}", 0
     for rounds in (1, 8):
         process = shell.start("forget", "x", client, cwd=here)
-        record = new / "scaffold" / "0" / "rounds.jsonl"
+        record, limit = new / "scaffold" / "0" / "rounds.jsonl", time.monotonic() + 60
         while not record.is_file() or record.read_bytes().count(b"\n") < rounds:
-            continue
+            assert time.monotonic() < limit, process.err
+            time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
     assert killed
@@ -88,12 +89,31 @@ def test_killed_on_the_way_the_same_command_goes_on(here, shell):
     assert record_of(new) == record_of(here / "whole")
 
 
-def test_nothing_is_played_for_a_client_that_never_worked(here, capsys):
-    root = finished(here / "x", study({**A, "cohort": 1}, rounds=2))
+def test_nothing_is_played_for_a_client_that_never_worked_and_was_never_judged(here, capsys):
+    root = finished(here / "x", study({**A, "cohort": 1}, rounds=2, eval_splits=["held_out_clients"]))
     away = next(client for client in range(8) if client not in joined(root))
     assert done("forget", "x", away) == 0
-    assert f"client {away} never worked in x: nothing to play again" in capsys.readouterr().out
+    assert "nothing to play again" in capsys.readouterr().out
     assert not (here / f"x-without-{away}").exists()
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"eval_splits": ["held_out_clients"], "forgetting": {"rounds": [1], "eval_clients": 8}},
+])  # fmt: skip
+def test_a_client_that_was_judged_is_forgotten_although_it_never_worked(here, changes):
+    """Evaluations decide which models stay, and when a run stops."""
+    root = finished(here / "x", study({**A, "cohort": 1}, rounds=2, **changes))
+    away = next(client for client in range(8) if client not in joined(root))
+    (run,) = ft.forget("x", away, quiet=True).comparisons
+    assert (run.first, run.same) == (None, 2)
+    rows = (here / f"x-without-{away}" / "a" / "0" / "clients.csv").read_text().splitlines()
+    assert not [row for row in rows if row.split(",")[2] == str(away)]
+
+
+def test_whose_rows_are_pooled_has_worked(here):
+    pooled = {"name": "C", "algorithm": "centralized", "local": A["local"]}
+    root = finished(here / "x", study(pooled, rounds=2, shift={"who": "always"}))
+    assert set(joined(root, "C").values()) == {0}
 
 
 def test_what_cannot_be_forgotten_is_one_line(here, capsys):
@@ -113,16 +133,18 @@ def test_what_cannot_be_forgotten_is_one_line(here, capsys):
     assert "rounds.jsonl" in refused(capsys, here, "forget", "x", client, "--out", "y")
 
 
-def test_a_private_run_says_what_cannot_be_taken_back(here, capsys):
-    wire = {"secure": False, "fewest": 1, "privacy": PRIVATE}
+@pytest.mark.parametrize("more", [{}, {"scores": 900.0}])
+def test_a_private_run_says_what_cannot_be_taken_back(here, more):
+    wire = {"secure": False, "fewest": 1, "privacy": PRIVATE | more}
     root = finished(here / "x", study(A, wire=wire))
     released = [json.loads(line) for line in (root / "a" / "0" / "ledger.jsonl").read_text().splitlines()]
     client = released[0]["clients"][0]
-    rounds = [line["round"] for line in released if client in line["clients"]]
+    rounds = sorted({line["round"] for line in released if client in line["clients"]})
+    assert any(line["question"].startswith("score") for line in released) == bool(more)
     result = ft.forget("x", client, quiet=True)
-    assert list(result.forgotten[0].released) == rounds
-    assert f"of round{'s' * (len(rounds) > 1)} {rounds[0]}" in list(result.forgotten[0].lines())[-1]
-    assert "cannot be taken back" in list(result.forgotten[0].lines())[-1]
+    (run,) = result.comparisons
+    assert list(run.released) == rounds
+    assert "cannot be taken back" in list(run.lines())[-1]
     ledger = Path(result.folder, "a", "0", "ledger.jsonl").read_text().splitlines()
     assert not [line for line in map(json.loads, ledger) if client in line["clients"]]
 
@@ -139,4 +161,4 @@ def test_scales_of_features_are_without_it(here):
     finished(here / "x", ft.config.from_dict(values))
     result = ft.forget("x", "far", quiet=True)
     assert result.folder == Path("x-without-far")
-    assert result.forgotten[0].same == 0
+    assert result.comparisons[0].same == 0

@@ -191,13 +191,13 @@ def forget(
         FedtideError: there is no such client, or the folder is none of simulated clients.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    from fedtide.api.jobs import ForgettingJob, finished, leaving
+    from fedtide.api.jobs import UnlearningJob, finished, leaving
 
     departure = leaving(Path(run_folder), str(client))
     if departure.untouched:
         return results(run_folder)
     place = None if out is None else Path(out)
-    return finished(ForgettingJob.leave(departure, place, workers, Output(quiet)), Output(quiet))
+    return finished(UnlearningJob.leave(departure, place, workers, Output(quiet)), Output(quiet))
 
 
 def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Path:

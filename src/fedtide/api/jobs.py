@@ -40,11 +40,11 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
-from fedtide.runs.forget import Forgotten, Leaving
 from fedtide.runs.job import Output, Request, Seeds, Sets, StudyRequest, check_positive, experiment_file, fleet_sets
 from fedtide.runs.preflight import Preflight, check_room, preflight, resolve_auto
 from fedtide.runs.privacy import check_needed, warn_of_epsilon
 from fedtide.runs.trained import Trained
+from fedtide.runs.unlearn import Comparison, Leaving
 from fedtide.tracking.feed import Tracking
 from fedtide.tuning import pages, tournament, tune
 from fedtide.tuning.tune import base_of, ends, seeds_of, with_budget
@@ -489,28 +489,28 @@ class RunJob(Job):
 class FinishedWithout(Finished):
     """A finished experiment without a client, and each of its runs compared with that with the client."""
 
-    forgotten: Sequence[Forgotten] = ()
+    comparisons: Sequence[Comparison] = ()
 
     def print(self, screen: Console) -> None:
         """Print the table, what was played again, and what cannot be taken back."""
         super().print(screen)
-        for run in self.forgotten:
+        for run in self.comparisons:
             for line in run.lines():
                 say(line, screen)
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary of the run folder, and the comparison."""
-        return super().as_json() | {"forgotten": [asdict(run) for run in self.forgotten]}
+        return super().as_json() | {"comparisons": [asdict(run) for run in self.comparisons]}
 
 
 @dataclass(frozen=True)
-class ForgettingJob(RunJob):
+class UnlearningJob(RunJob):
     """A run folder that is played again without a client, in a new folder beside it."""
 
     leaving: Leaving | None = None
 
     @staticmethod
-    def leave(leaving: Leaving, out: Path | None, workers: int | None, output: Output) -> "ForgettingJob":
+    def leave(leaving: Leaving, out: Path | None, workers: int | None, output: Output) -> "UnlearningJob":
         """Make the run folder without the client, or go on with that of an earlier command.
 
         Raises:
@@ -524,13 +524,13 @@ class ForgettingJob(RunJob):
             if line := check_room(checked.need, root):
                 say(line, console(output))
             folder.create(leaving.experiment, root)
-        return ForgettingJob(root, workers, leaving=leaving)
+        return UnlearningJob(root, workers, leaving=leaving)
 
     def result(self) -> FinishedWithout:
         """Read the finished runs, and compare them."""
         assert self.leaving is not None
-        forgotten = self.leaving.compare(self.root)
-        return FinishedWithout(self.root, report_of(self.root), read_finished(self.root), forgotten)
+        comparisons = self.leaving.compare(self.root)
+        return FinishedWithout(self.root, report_of(self.root), read_finished(self.root), comparisons)
 
 
 @dataclass(frozen=True)

@@ -193,23 +193,23 @@ def forget(
     Args:
         folder: the run folder, or the folder of a site.
         client: name of the client in the data, or its number, from 0. Of a site the name of a node.
-        out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same command goes on. A
-            site has none, because its old rounds stay in the folder.
+        out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same command goes on. Not
+            for a site.
     """
     if (folder / "site.toml").is_file():
         for name, value in {"--out": out, "--workers": workers}.items():
             if value is not None:
                 raise refused(name, value, "none for a site, which is played again by fedtide serve")
         return deployment.forget(folder, client)
-    from fedtide.api.jobs import ForgettingJob, leaving
+    from fedtide.api.jobs import UnlearningJob, leaving
 
     check_positive("--workers", workers)
     departure = leaving(folder, client)
     if departure.untouched:
         say(departure.nothing, console(output))
-        tell({"folder": folder, "forgotten": []}, output)
+        tell({"folder": folder, "comparisons": []}, output)
         return 0
-    return _play(ForgettingJob.leave(departure, out, workers, output), output)
+    return _play(UnlearningJob.leave(departure, out, workers, output), output)
 
 
 def init(study: Path = Path("study.toml"), /) -> int:

@@ -353,8 +353,8 @@ def _check(experiment: Experiment, where: str) -> None:
         numbers = [experiment.score, *(metric.name for metric in METRICS[1:]), *experiment.metric_units]
         if experiment.keep.by not in numbers:
             raise unknown(f"{where}: keep.by", experiment.keep.by, numbers, quoted=True)
-    last = experiment.rounds - 1
-    for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
+    last = experiment.rounds - 1  # without rounds the table itself is refused, by `preflight`
+    for number in experiment.forgetting.rounds if experiment.forgetting is not None and experiment.rounds else ():
         if number > last:
             raise refused(f"{where}: forgetting.rounds", number, f"0 to {last}")
 

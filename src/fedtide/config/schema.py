@@ -459,7 +459,7 @@ class Experiment(Strict):
         return self.shift if method.shift is None else method.shift
 
     @property
-    def length(self) -> int:
+    def shift_rounds(self) -> int:
         """Rounds over which the shift is laid: all of them, and at least one."""
         return max(self.rounds, 1)
 
@@ -499,7 +499,7 @@ class Experiment(Strict):
         The last round is always judged, so that there is at least one evaluation in them.
         """
         if self.average_last:
-            return min(self.average_last, self.length)
+            return min(self.average_last, self.shift_rounds)
         if self.period:
             return max(int(min(2 * self.period, self.rounds)), 1)
         whole = self.shift.what.whole(self.rounds) if isinstance(self.shift.what, Calendar) else None

@@ -69,7 +69,7 @@ class About:
         marks: length of each record at the last checkpoints, by round, this one last.
         sha256: digests of its own files.
         device: name of the device that computed; "" if unknown.
-        kept: rounds of the checkpoints that stay beside the newest one, or are it, the best first.
+        kept: rounds of the best checkpoints, the best first. The newest may be one of them.
     """
 
     config: str

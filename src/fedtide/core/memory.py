@@ -181,7 +181,7 @@ class MemoryStore:
     def settle(self, now: Version, keep: Iterable[Path] = ()) -> None:
         """A checkpoint as of `now` is safely written: older versions are not needed any more.
 
-        Files stay that one of the indexes `keep` names, which `save` wrote for earlier checkpoints.
+        Files named by an index in `keep` stay. `save` wrote these indexes for earlier checkpoints.
         """
         self._settled = now
         self._keep(keep)

@@ -22,7 +22,8 @@ from torch import Tensor
 from fedtide.core.atomic import check_sha256, flush, lock, naming, sha256, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 
-FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
+CLIENTS = "clients.csv"
+FILES = ("rounds.jsonl", "timings.jsonl", CLIENTS)
 FORGETTING = "forgetting.jsonl"
 ASKS = "asks.jsonl"
 """What real clients were asked and what came of it, a line for each round."""
@@ -242,13 +243,32 @@ def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]
     return lines
 
 
-def joined_in(lines: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+def first_work_in(lines: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """Return the round in which each client worked first, of those that worked in the rounds of a record.
 
-    >>> joined_in([{"round": 0, "joined": [4, 7]}, {"round": 1, "joined": [5]}])
+    >>> first_work_in([{"round": 0, "first_work": [4, 7]}, {"round": 1, "first_work": [5]}])
     {4: 0, 7: 0, 5: 1}
     """
-    return {client: line["round"] for line in lines for client in line.get("joined", ())}
+    return {client: line["round"] for line in lines for client in line.get("first_work", ())}
+
+
+def not_undone(lines: Iterable[Mapping[str, Any]], to: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the lines of the rounds of which a model is made: rollbacks undo others.
+
+    Args:
+        lines: of a record.
+        to: rounds of the model with which the next round begins; None if it is the last one.
+
+    >>> lines = [{"round": 0}, {"round": 1}, {"round": 2, "rolled_back_to": 1}, {"round": 3}]
+    >>> [[line["round"] for line in not_undone(lines, to)] for to in (None, 3, 1)]
+    [[0, 2, 3], [0, 2], [0]]
+    """
+    counted: list[Mapping[str, Any]] = []
+    for line in lines:
+        if (back := line.get("rolled_back_to")) is not None:
+            counted = [other for other in counted if other["round"] < back]
+        counted.append(line)
+    return counted if to is None else [line for line in counted if line["round"] < to]
 
 
 def append_line(path: Path, line: Any) -> None:

@@ -111,7 +111,7 @@ class SimulatedFleet:
         vectors: how sums are taken.
 
     Attributes:
-        joined: the round in which each client worked first, of those that have worked so far.
+        first_work: the round in which each client worked first, of those that have worked so far.
     """
 
     population: Population
@@ -135,7 +135,7 @@ class SimulatedFleet:
         self.queries: list[Query] = []
         self._summed = 0
         self.substituted = 0
-        self.joined: dict[int, int] = {}
+        self.first_work: dict[int, int] = {}
         self._new: list[int] = []
 
     @classmethod
@@ -212,7 +212,7 @@ class SimulatedFleet:
         """Return nothing: what was asked follows from the seed."""
         return ()
 
-    def take_joined(self) -> list[int]:
+    def take_first_work(self) -> list[int]:
         """Return the clients that have worked for the first time since the last call, sorted."""
         new, self._new = sorted(self._new), []
         return new
@@ -245,6 +245,7 @@ class SimulatedFleet:
         """Training rows of all reachable clients now (see `fedtide.core.base.Simulation.all_rows`)."""
         self._refuse_on_real("all_rows", "all clients' rows are")
         clients = self.reachable[self.population.remains(self.reachable)]
+        self._note_work(clients)
         rows, owner = self.population.pooled(clients, self.moment, "train")
         return self.population.shard_of(rows, clients[owner], self.moment, self.population.device)
 
@@ -285,7 +286,7 @@ class SimulatedFleet:
         began = None if began is None else began[clients.argsort()]
         race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
         race = replace(race, counts=self.vectors.keep_enough(ask, race.counts))
-        self._note_joined(ask.clients[race.counts])
+        self._note_work(ask.clients[race.counts])
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
         staged, done = done.keepers, self.vectors.open(ask, payload, done, self._closed(ask))
@@ -294,10 +295,10 @@ class SimulatedFleet:
         self._close(ask, race, reply, seconds, done, payload)
         return reply if self.vectors.wire.divisor is None else without_count(reply)
 
-    def _note_joined(self, clients: Tensor) -> None:
+    def _note_work(self, clients: Tensor) -> None:
         """Note the clients that work for the first time."""
-        new = [client for client in clients.tolist() if client not in self.joined]
-        self.joined.update(dict.fromkeys(new, self.moment.round))
+        new = [client for client in clients.tolist() if client not in self.first_work]
+        self.first_work.update(dict.fromkeys(new, self.moment.round))
         self._new += new
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:

@@ -512,8 +512,8 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
 
 def left(case: Case) -> None:
     """Nothing depends on the rows of a client that has left, and rounds before its first work are as they were."""
-    joined = case.reference.fleet.joined
-    last = max(joined, key=joined.__getitem__, default=0)
+    first_work = case.reference.fleet.first_work
+    last = max(first_work, key=first_work.__getitem__, default=0)
     experiment = case.make(data={"without_clients": [str(last)]})
     host = case.host(experiment)
     population: Any = host.population
@@ -525,9 +525,9 @@ def left(case: Case) -> None:
     for one, another in zip(ours.steps, theirs.steps, strict=True):
         alike(one.state, another.state, "the state depends on rows of a client that has left")
         alike(dict(one.facts), dict(another.facts), "facts depend on rows of a client that has left")
-    for one, before in list(zip(ours.steps, case.reference.steps, strict=True))[: max(joined.get(last, 0), 0)]:
+    for one, before in list(zip(ours.steps, case.reference.steps, strict=True))[: max(first_work.get(last, 0), 0)]:
         alike(one.state, before.state, "a client that leaves changes rounds before it worked")
-    hold(last not in ours.fleet.joined, "a client that has left works")
+    hold(last not in ours.fleet.first_work, "a client that has left works")
     for run in (ours, theirs):
         memory = run.host.memory.read(last, (99, 0))
         hold(memory is None, "a client that has left keeps something")

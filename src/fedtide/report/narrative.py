@@ -11,6 +11,7 @@ from fedtide.data.targets import TargetWords
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.metrics import Measure
 from fedtide.fleets.ask import NOT_FINITE
+from fedtide.fleets.liars import Backdoor
 from fedtide.remote.asks import REFUSED, TOO_LARGE
 from fedtide.report.formats import percent, points
 from fedtide.report.lead import find_doubt, find_level
@@ -263,7 +264,8 @@ def setting(record: ExperimentRecord) -> str:
         text += shift.who.words(record.groups, shift.clock)
         text += shift.words(record.groups, record.domains, experiment.rounds)
         text += experiment.timing.words()
-        text += "" if experiment.liars is None else experiment.liars.words()
+        if experiment.liars is not None and (experiment.rounds or isinstance(experiment.liars.attack, Backdoor)):
+            text += experiment.liars.words()  # in evaluations there are liars' marks alone
         text += describe_left(experiment.data.without_clients or ())
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",

@@ -161,7 +161,7 @@ class _Tried:
 
 def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
-    seed, rounds = experiment.seeds[0], experiment.length
+    seed, rounds = experiment.seeds[0], experiment.shift_rounds
     population = tried.population(experiment, method)
     built = build.built(experiment, method, seed, MemoryStore(None), population)
     population.check(rounds)
@@ -203,7 +203,7 @@ def check_kept(experiment: Experiment, judged: Sequence[View]) -> None:
 
 
 def _check_judging(experiment: Experiment, where: str) -> None:
-    """Raise unless a study without rounds has models to judge, clients of one moment, and scores that are no secret."""
+    """Raise unless a study without rounds has a model to judge, and no calendar, privacy or table about training."""
     for method in experiment.method:
         if method.init_from is None:
             because = f"method '{method.name}' has no init_from, which names the model that is judged"
@@ -212,6 +212,9 @@ def _check_judging(experiment: Experiment, where: str) -> None:
         raise refused(f"{where}: rounds", 0, "1 or more on a calendar", "each round is a window of time")
     if experiment.wire is not None and experiment.wire.privacy is not None:
         raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
+    for key in ("forgetting", "stop_at"):
+        if getattr(experiment, key) is not None:
+            raise refused(f"{where}: {key}", "a value", "none with rounds = 0, because nothing is trained")
 
 
 def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes: list[str]) -> float:
@@ -245,7 +248,7 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes
 def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
-    moment = Moment(0, experiment.length, 0.0)
+    moment = Moment(0, experiment.shift_rounds, 0.0)
     pooled = {name: pool(torch.eye(2).log(), ids) for name, pool in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(metrics_for(TARGET_WORDS[experiment.data.target.kind])) :]:

@@ -23,7 +23,8 @@ from fedtide.core.record import (
     OTHERS,
     STOPPED,
     Record,
-    joined_in,
+    first_work_in,
+    not_undone,
     read_rounds,
     rolled_back,
     run_lock,
@@ -133,7 +134,7 @@ class Run:
         seed: of everything.
         folder: of its record, `<method>/<seed>` in the run folder.
         pool: processes for its clients; None runs them here.
-        pins: rounds done whose checkpoints stay, whatever their scores.
+        keep: rounds done whose checkpoints stay, whatever their scores.
     """
 
     experiment: Experiment
@@ -141,7 +142,7 @@ class Run:
     seed: int
     folder: Path
     pool: Processes | None = None
-    pins: tuple[int, ...] = ()
+    keep: tuple[int, ...] = ()
 
     def simulated(self) -> Judge:
         """Build the judge of the run in simulation."""
@@ -177,7 +178,7 @@ class Run:
                 state = checkpoint.kept_state(self.folder / "checkpoints", earlier, config=config)
                 start = replace(start, state=state)
             shift = None if truth is None else self._save_shift(truth)
-            regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.length)) is not None
+            regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.shift_rounds)) is not None
             record = Record(
                 self.folder,
                 None if resumed is None else resumed[1],
@@ -208,7 +209,7 @@ class Run:
             check(population, file)
         if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in experiment.method)
-            save(population, path, rounds=experiment.length, cohort=largest, seconds=self._steady(population))
+            save(population, path, rounds=experiment.shift_rounds, cohort=largest, seconds=self._steady(population))
         return path
 
     def _steady(self, population: Population) -> float | None:
@@ -234,13 +235,14 @@ class Run:
         """
         experiment = self.experiment
         rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
-        earlier = accuracies(read_rounds(self.folder)) if target is not None else []
+        lines = not_undone(read_rounds(self.folder), rolled_back_to)
+        earlier = accuracies(lines) if target is not None else []
         before = Failures() if start is None else Failures.before(self.folder)
         if isinstance(judge.fleet, SimulatedFleet):
-            judge.fleet.joined |= joined_in(read_rounds(self.folder))
+            judge.fleet.first_work |= first_work_in(read_rounds(self.folder))
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
-        scored = by_validation(experiment, read_rounds(self.folder))
+        scored = by_validation(experiment, lines)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
@@ -266,7 +268,7 @@ class Run:
             stopping = stop() or done == until
             scored |= by_validation(experiment, [result.line])
             best = [] if experiment.keep is None else experiment.keep.rank(scored, experiment.score)
-            best += [number for number in self.pins if number not in best and number <= done]
+            best += [number for number in self.keep if number not in best and number <= done]
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due or done in best:
                 folder, step = self.folder / "checkpoints", result.step
@@ -417,7 +419,7 @@ def run_rounds(
         clustered_in, clustered = fleet.clustering.seconds - clustered, fleet.clustering.seconds
         line, accuracy = describe(step, judge, cost), None
         if isinstance(fleet, SimulatedFleet):
-            line["joined"] = fleet.take_joined()
+            line["first_work"] = fleet.take_first_work()
         clients: list[tuple[Any, ...]] = []
         number, aside = step.moment.round, 0.0
         if judged is not None:

@@ -218,7 +218,7 @@ class Trained(Models):
             host=method_built.host,
             task=method_built.task,
             state=codec.from_file(saved / "state.safetensors"),
-            moment=Moment(about.round - 1, run.experiment.length, about.before),
+            moment=Moment(about.round - 1, run.experiment.shift_rounds, about.before),
             decide_per=run.method.decide_per,
             real=asks.is_file() and asks.stat().st_size > 0,
             run=run,

@@ -325,7 +325,7 @@ def _describe_whole(ledger: Ledger) -> str:
 
 def _so_far(ledger: Ledger, client: int) -> str:
     """Describe the spent budget of a client."""
-    if not (rounds := sorted({line.round for line in ledger.lines if client in line.clients})):
+    if not (rounds := ledger.released(client)):
         return "has spent nothing so far"
     epsilon = f"epsilon {ledger.epsilon(client):.3g} at delta {ledger.delta:g}"
     return f"has spent {epsilon} in {counted(len(rounds), 'round')}, the last in round {rounds[-1]}"

@@ -21,12 +21,12 @@ from fedtide.core.record import ASKS, LEDGER, read_rounds
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
 from fedtide.runs import folder
-from fedtide.runs.forget import name_rounds, state_of
+from fedtide.runs.unlearn import name_rounds, state_of
 from fedtide.site.accounts import ledger_for
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.serve import hold
 from fedtide.site.site import Roster, Site, locked, write_roster
-from fedtide.wire.ledger import Ledger, read
+from fedtide.wire.ledger import read
 
 
 def take_out(root: Path, name: str) -> list[str]:
@@ -107,9 +107,9 @@ def describe_released(site: Site, clients: Sequence[int]) -> Iterator[str]:
     ledger = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
     if ledger is None:
         raise FedtideError(f"{site.root}: is not private")
-    spent = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
+    spent = ledger.fresh(lines=read(site.record / LEDGER))
     for client in clients:
-        rounds = spent.rounds(client)
+        rounds = spent.released(client)
         epsilon = f"epsilon {spent.epsilon(client):.3g} at delta {spent.delta:g}"
         sums = f"noised sums of {name_rounds(rounds)}, with {epsilon}" if rounds else "no sum"
         yield f"client {client}: released, and cannot be taken back: {sums}"

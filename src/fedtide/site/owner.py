@@ -100,9 +100,9 @@ class Owner:
         part, number, other = header.get("part", "test"), header["moment"]["round"], header.get("other", "")
         if part == "train" or not header.get("personal", True):
             return "it is judged on test and validation rows alone, with what it keeps"
-        first = 0 if self.rounds else -1  # a study without rounds judges before the first
-        if not first <= number < self.rounds:
-            return f"it is judged in rounds {first} to {self.rounds - 1}, and this is round {number}"
+        if number not in (range(self.rounds) or [-1]):  # a study without rounds judges before the first
+            allowed = f"in rounds 0 to {self.rounds - 1}" if self.rounds else "before the first round"
+            return f"it is judged {allowed}, and this is round {number}"
         new = []
         for client in header["clients"]:
             models = self._judged.setdefault((client, number, part, other), set())

@@ -341,7 +341,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         return Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
 
     returns = rolled_back(run.folder)
-    simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder, pins=tuple(returns.values()))
+    simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder, keep=tuple(returns.values()))
     for after in sorted(number for number in returns if number < played):
         list(simulation.play(judge_of=judge_of, until=after))
         append(copy.folder / ROLLBACKS, json.dumps({"after": after, "to": returns[after]}))

@@ -141,6 +141,10 @@ class Ledger:
         """Return the rounds that a client was in, sorted."""
         return sorted(self._rounds.get(client, ()))
 
+    def released(self, client: int) -> list[int]:
+        """Return the rounds with a release that a client is in, one of an evaluation included, sorted."""
+        return sorted({line.round for line in self._lines.values() if client in line.clients})
+
     def offer(self, number: int, clients: Iterable[int]) -> bool:
         """Count that clients are asked to open a sum of a round, as their nodes do, and tell if that is new."""
         new = [client for client in clients if number not in self._offered[client]]

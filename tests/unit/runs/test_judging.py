@@ -88,6 +88,8 @@ def test_the_report_says_that_nothing_is_trained(tmp_path, first):
     ({"model": {"kind": "mlp", "hidden": [7]}}, r"method 'A'.init_from: .*: found \(5, 4\), allowed: \(7, 4\)$"),
     ({"data": {"source": {"kind": "gaussians", "classes": 4, "dims": 4, "samples": 64}}}, r"init_from: .*: shape of"),
     ({"wire": {"privacy": PRIVACY}}, r"rounds: found 0, .* allowed: 1 or more with wire.privacy"),
+    ({"forgetting": {"rounds": [0]}}, r"forgetting: found 'a value', allowed: none with rounds = 0"),
+    ({"stop_at": 0.5}, r"stop_at: found 'a value', allowed: none with rounds = 0"),
 ])  # fmt: skip
 def test_a_study_that_has_nothing_to_judge(first, changes, line):
     with pytest.raises(FedtideError, match=line) as raised:
@@ -114,7 +116,15 @@ def test_a_study_without_a_model_and_commands_that_train(tmp_path, first, monkey
 
 def test_a_node_lets_the_model_be_judged_before_the_first_round_alone(tmp_path, first):
     assert from_dict(study_for(judging(first))).rounds == 0  # a ticket names no file
-    owner = Owner(tmp_path / "policy.toml", tmp_path / "judged.jsonl", 0, print)
-    ask = {"part": "test", "personal": True, "clients": [0]}
-    assert owner._too_often({**ask, "moment": {"round": -1}}, "model") is None
-    assert "rounds -1 to -1" in owner._too_often({**ask, "moment": {"round": 0}}, "model")
+    owner = Owner(None, tmp_path / "judged.jsonl", 0, print)
+    ask = {"kind": "score", "question": "adapt", "clients": [0], "members": 1, "reveal": [], "part": "test"}
+    ask |= {"other": "", "personal": True}
+    answers = [owner.refuses({**ask, "moment": {"round": number}}, "model") for number in (-1, 0)]
+    assert answers[0] is None
+    assert "before the first round" in answers[1]
+
+
+def test_the_report_names_liars_only_if_rows_have_their_mark(tmp_path, first):
+    for attack, named in (("sign-flip", False), ("backdoor", True)):
+        root = finished(tmp_path / attack, judging(first, liars={"attack": attack}))
+        assert ("of the clients lie" in write_report([root]).read_text()) == named

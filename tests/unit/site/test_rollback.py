@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.core import checkpoint, codec
+from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ROLLBACKS, read_rounds
 from fedtide.core.trees import same
@@ -38,21 +39,24 @@ def state_of(site, number: int | None = None):
     return codec.from_file(checkpoint.file_of(place))
 
 
+def kept_in(site) -> list[int]:
+    return sorted(int(path.name) for path in (site.record / "checkpoints").iterdir())
+
+
 def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     site = made(tmp_path, "FedAvg", **KEPT)
     assert play(site, stop=stopping(5)) == 5
     before = {path: path.read_bytes() for path in site.record.rglob("*") if path.is_file()}
     assert done("rollback", site.root, 2) == 0
-    assert "round 6 begins with the model after round 2" in " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"round (\d+)", " ".join(capsys.readouterr().out.split())) == ["6", "2"]
     assert {path: path.read_bytes() for path in before} == before  # a line was written, and nothing else
     assert read_rounds(site.record, ROLLBACKS) == [{"after": 5, "to": 2}]
     assert [verdict.wrong for verdict in verify(site.run)] == [None]
     earlier, received = state_of(site, 2), []
-    played = __import__("fedtide.core.loop", fromlist=["play"]).play
 
     def watched(algorithm, fleet, start, **named):
         received.append(start)
-        yield from played(algorithm, fleet, start, **named)
+        yield from loop.play(algorithm, fleet, start, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedtide.runs.runner.play", watched)
@@ -61,17 +65,21 @@ def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     assert received[0].round == 5
     # The server may be stopped, and rolled back again.
     assert play(site, stop=stopping(1)) == 7
-    assert roll_back(site, 4) == Rollback(7, 4)
+    # Models that a rollback undid are kept no more: 3, 4 and 5.
+    assert kept_in(site) == [1, 2, 6, 7]
+    with pytest.raises(FedtideError, match="ROUND: found 4, allowed: 1, 2, 6, 7"):
+        roll_back(site, 4)
+    assert roll_back(site, 6) == Rollback(7, 6)
     assert play(site) == 8
+    assert kept_in(site) == [1, 2, 6, 8]
     lines = read_rounds(site.record)
     assert [line["round"] for line in lines] == list(range(8))
-    assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 4}
+    assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 6}
     assert [verdict.wrong for verdict in verify(site.run)] == [None]
     again = replay(site.run, files(site))
     assert (again.rounds, again.equal, again.differs) == (8, True, None)
-    assert "Round 6 began with the model after round 2. Round 8 began with the model after round 4." in (
-        write_report([site.run]).read_text()
-    )
+    said = re.findall(r"Round (\d+) began [a-z ]* round (\d+)\.", write_report([site.run]).read_text())
+    assert said == [("6", "2"), ("8", "6")]
     # Without its line it would have other weights.
     (site.record / ROLLBACKS).write_text(json.dumps({"after": 5, "to": 3}) + "\n")
     with pytest.raises(FedtideError, match=r"rollbacks\.jsonl: damaged"):
@@ -96,6 +104,15 @@ def test_a_rollback_that_was_not_played_yet_survives_kills_and_can_be_taken_back
     whole = made(tmp_path / "whole", "FedAvg", **KEPT)
     assert play(whole) == 8
     assert same(state_of(site), state_of(whole))
+
+
+def test_evaluations_that_a_rollback_undid_do_not_end_a_study(tmp_path):
+    """Of the first three one is left, so that the fourth is that of round 6."""
+    site = made(tmp_path, "FedAvg", **KEPT, stop_at={"accuracy": 0.01, "evaluations": 4})
+    play(site, stop=stopping(3))
+    roll_back(site, 1)
+    assert play(site, stop=stopping(2)) == 5
+    assert play(site) == 6
 
 
 def test_rollbacks_that_are_refused(tmp_path, capsys):

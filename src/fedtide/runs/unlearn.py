@@ -1,12 +1,12 @@
-"""Forgetting: a run folder is played again, beside it, as if a client had never taken part.
+"""Unlearning: a run folder is played again, beside it, as if a client had never taken part.
 
 Choices:
     - ours: the client is drawn as before and answers nothing (`data.without_clients`). So draws of other clients stay,
       and rounds before its first answer are as they were.
-    - ours: all rounds are played again. Only the newest checkpoint of a run is kept, and evaluations before the first
-      answer have rows of the client, too.
+    - ours: all rounds are played again, because evaluations before the first answer have rows of the client, too.
 """
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, LEDGER, joined_in, read_rounds
+from fedtide.core.record import ASKS, CLIENTS, LEDGER, first_work_in, read_rounds
 from fedtide.data.population import Population
 from fedtide.data.population_builder import LEFT
 from fedtide.draw.prose import counted, listed
@@ -91,29 +91,34 @@ class Leaving:
 
     @property
     def untouched(self) -> bool:
-        """Tell whether all runs are finished, and no number of their models depends on the client."""
-        worked = map(first_work, self.runs, self.numbers)
-        return not self.scaled and all(run.finished for run in self.runs) and all(first is None for first in worked)
+        """Tell whether all runs are finished, and no number of them depends on the client."""
+        experiment = self.experiment
+        if self.scaled or experiment.references or experiment.forgetting is not None:  # which read rows of all clients
+            return False
+        return all(
+            run.finished and first_work(run, number) is None and not was_judged(run, number)
+            for run, number in zip(self.runs, self.numbers, strict=True)
+        )
 
     @property
     def nothing(self) -> str:
         """Say why nothing is played again."""
-        return f"client {self.name} never worked in {self.root}: nothing to play again, as its models are without it"
+        return f"client {self.name} never worked and was never judged in {self.root}: nothing to play again"
 
     def began(self, place: Path) -> bool:
         """Tell whether an earlier command has made this run folder without the client."""
         file = place / "config.toml"
         return file.is_file() and file.read_text(encoding="utf-8") == to_toml(self.experiment)
 
-    def compare(self, place: Path) -> "list[Forgotten]":
+    def compare(self, place: Path) -> "list[Comparison]":
         """Compare the runs with and without the client, once the latter are played."""
         return list(map(self._compare, self.runs, plan(self.experiment, place), self.numbers))
 
-    def _compare(self, run: Planned, without: Planned, number: int) -> "Forgotten":
+    def _compare(self, run: Planned, without: Planned, number: int) -> "Comparison":
         lines, played = read_rounds(run.folder), read_rounds(without.folder)
         timings = read_rounds(without.folder, "timings.jsonl")
         ledger = _ledger(run)
-        return Forgotten(
+        return Comparison(
             run.title,
             self.name,
             first_work(run, number),
@@ -122,14 +127,14 @@ class Leaving:
             sum(line["answered"] for line in played),
             sum(line["seconds"] for line in timings),
             (state_of(run.folder), state_of(without.folder)),
-            () if ledger is None else tuple(ledger.rounds(number)),
+            () if ledger is None else tuple(ledger.released(number)),
             "" if ledger is None else f"epsilon {ledger.epsilon(number):.3g} at delta {ledger.delta:g}",
             run.experiment.wire is not None and run.experiment.wire.secure,
         )
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class Comparison:
     """A run without a client, compared with that with it.
 
     Args:
@@ -187,7 +192,13 @@ def name_rounds(rounds: Sequence[int]) -> str:
 def first_work(run: Planned, client: int) -> int | None:
     """Return the round in which a client worked first; None if it never did, 0 if the record does not say it."""
     lines = read_rounds(run.folder)
-    return joined_in(lines).get(client) if all("joined" in line for line in lines) else 0
+    return first_work_in(lines).get(client) if all("first_work" in line for line in lines) else 0
+
+
+def was_judged(run: Planned, client: int) -> bool:
+    """Tell whether an evaluation of a run has rows of a client."""
+    with (run.folder / CLIENTS).open(encoding="utf-8", newline="") as file:
+        return any(row["client"] == str(client) for row in csv.DictReader(file))
 
 
 def state_of(run: Path) -> str:
