@@ -23,15 +23,13 @@ from fedtide.wire.masks import (
     Context,
     Dealt,
     Shown,
-    Vanished,
     enough_left,
     fewest_in_unit,
     hidden,
-    recovered,
-    unmasked,
 )
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.shares import MOST, SEALED, needed
+from fedtide.wire.unmask import Vanished, recovered, unmasked
 from fedtide.wire.vector import BITS
 
 Closed = Mapping[int, tuple[int, int]]
