@@ -13,7 +13,8 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.wire.keys import library
-from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, link, seed_of, unmasked, unsealed
+from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, link, seed_of
+from fedtide.wire.unmask import unmasked, unsealed
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
 

@@ -13,7 +13,8 @@ from scipy.special import chdtri
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import Context, Masker, Question, library, link, seed_of, unmasked
+from fedtide.wire.masks import Context, Masker, Question, library, link, seed_of
+from fedtide.wire.unmask import unmasked
 from helpers.examples import examples
 
 CONTEXT = Context("run", (0, 0), 0, "a.0")

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.wire import masks, shares
 from fedtide.wire.keys import library, shamir
-from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, Wrong, hidden, recovered, unmasked, unsealed
+from fedtide.wire.masks import Context, Dealt, Masker, Question, Shown, hidden
 from fedtide.wire.shares import SEALED, deal, gather, needed
+from fedtide.wire.unmask import Wrong, recovered, unmasked, unsealed
 from helpers.examples import examples
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")

@@ -23,17 +23,14 @@ from fedtide.wire.masks import (
     Context,
     Dealt,
     Shown,
-    Vanished,
     enough_left,
     fewest_in_unit,
     hidden,
-    recovered,
-    unmasked,
-    unsealed,
 )
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.scores import listed
 from fedtide.wire.shares import MOST, SEALED, needed
+from fedtide.wire.unmask import Vanished, recovered, unmasked, unsealed
 from fedtide.wire.vector import BITS
 
 Closed = Mapping[int, tuple[int, int]]

@@ -58,7 +58,7 @@ from torch import Tensor
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError, refused
 from fedtide.wire.keys import key_stream, library, sign, spell_public, verify_signature
-from fedtide.wire.shares import MOST, SECRET, deal, gather, needed
+from fedtide.wire.shares import MOST, SECRET, deal, needed
 
 SEED = 32
 """Bytes of every secret."""
@@ -194,7 +194,8 @@ def seed_of(secret: bytes, part: int) -> bytes:
     return derived(secret, _plain("part", part))
 
 
-def _seeds(secret: bytes, parts: Sequence[int]) -> bytes:
+def seeds_of(secret: bytes, parts: Sequence[int]) -> bytes:
+    """Return the seeds of parts of a vector, one after the other."""
     return b"".join(seed_of(secret, part) for part in parts)
 
 
@@ -203,7 +204,8 @@ def _plain(*parts: object) -> bytes:
     return json.dumps(parts, separators=(",", ":")).encode()
 
 
-def _xor(*parts: bytes) -> bytes:
+def xor(*parts: bytes) -> bytes:
+    """Add secrets bit by bit."""
     result = 0
     for part in parts:
         result ^= int.from_bytes(part)
@@ -237,7 +239,7 @@ class Masker:
     ) -> None:
         self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
         self.run, self.node, self._trusts, self._identity = run, node, trusts, identity
-        self.bundle = Bundle(_public(self._key))
+        self.bundle = Bundle(spell_key(self._key))
         if identity is not None:
             signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
             self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
@@ -313,8 +315,8 @@ class Masker:
             raise refused("nodes to deal shares to", len(holders), f"at most {MOST}")
         if entry is None:
             seed, key = secrets.token_bytes(SECRET), secrets.token_bytes(SECRET)
-            private = _private_key(key, context, client)
-            public = _public(private)
+            private = key_of_sum(key, context, client)
+            public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
             enough = needed(len(holders), fewest)
             dealing = Dealt(
@@ -325,7 +327,7 @@ class Masker:
                 *(deal(secret, [self._share(context, kind, client, holder, holder) for holder in holders], enough)
                   for kind, secret in (("seed", seed), ("key", key))),
             )  # fmt: skip
-            entry = self._dealt[context, client] = _Deal(dealing, private, _seed(seed, context, client), holders)
+            entry = self._dealt[context, client] = _Deal(dealing, private, seed_of_sum(seed, context, client), holders)
             _forget_oldest(self._dealt)
         return entry.dealing
 
@@ -369,12 +371,10 @@ class Masker:
                     raise FedtideError(STALE)
                 if drawn.keys() != peers.keys() or not set(peers.values()) <= set(mine.holders):
                     raise FedtideError("its key for this sum was dealt without some of those who are asked")
-                agreed, seed, enough = partial(_exchange, mine.private), mine.seed, mine.dealing.needed
+                agreed, seed, enough = partial(agree, mine.private), mine.seed, mine.dealing.needed
                 if len(set(peers.values())) < enough:
                     raise FedtideError(f"a sum with shares is of clients at {enough} nodes or more")
-            links = {
-                j: _link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client
-            }
+            links = {j: link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client}
             entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough)
             self._used.add((context, client))
             self._open[context, client] = entry
@@ -449,10 +449,10 @@ class Masker:
                 k: self._share(context, kind, k, self.bundle.public, entry.peers[k]) for k in sorted(dealers) if mine
             }
 
-        links = {j: _seeds(secret, parts) for j, secret in entry.links.items() if j not in named}
-        secret = Shown(_seeds(entry.seed, parts), {}, links, shares("seed", lost), shares("key", gone))
+        links = {j: seeds_of(secret, parts) for j, secret in entry.links.items() if j not in named}
+        secret = Shown(seeds_of(entry.seed, parts), {}, links, shares("seed", lost), shares("key", gone))
         opens = {other: pad(other, client, other) for other in others}
-        return replace(_sealed(secret, [pad(client, other, other) for other in others]), opens=opens)
+        return replace(put_under(secret, [pad(client, other, other) for other in others]), opens=opens)
 
     def _name(self, about: Question, client: int, digest: str) -> None:
         """Note the list that a question of a client is opened for; raise if it is another than before."""
@@ -474,7 +474,7 @@ class Masker:
 
     def _secret(self, key: str) -> bytes:
         if key not in self._shared:
-            self._shared[key] = _exchange(self._key, key)
+            self._shared[key] = agree(self._key, key)
         return self._shared[key]
 
     def _share(self, context: Context, kind: str, client: int, holder: str, peer: str) -> bytes:
@@ -482,7 +482,12 @@ class Masker:
         return derived(self._secret(peer), context.info("share", kind, client, holder))
 
 
-def _exchange(private: Any, public: str) -> bytes:
+def agree(private: Any, public: str) -> bytes:
+    """Return the secret of a private key and a public one.
+
+    Raises:
+        FedtideError: the public key is none.
+    """
     x25519 = library().hazmat.primitives.asymmetric.x25519
     try:
         secret: bytes = private.exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
@@ -491,23 +496,24 @@ def _exchange(private: Any, public: str) -> bytes:
     return secret
 
 
-def _public(private: Any) -> str:
+def spell_key(private: Any) -> str:
+    """Return the public half of a key in hexadecimal digits."""
     public: str = private.public_key().public_bytes_raw().hex()
     return public
 
 
-def _private_key(secret: bytes, context: Context, client: int) -> Any:
+def key_of_sum(secret: bytes, context: Context, client: int) -> Any:
     """Return a client's key for one sum, from the secret of which it deals shares."""
     x25519 = library().hazmat.primitives.asymmetric.x25519
     return x25519.X25519PrivateKey.from_private_bytes(derived(secret, context.info("key", client)))
 
 
-def _seed(secret: bytes, context: Context, client: int) -> bytes:
+def seed_of_sum(secret: bytes, context: Context, client: int) -> bytes:
     """Return a client's b for one sum, from the secret of which it deals shares."""
     return derived(secret, context.info("seed", client))
 
 
-def _link_seed(secret: bytes, context: Context, key: str, i: int, j: int) -> bytes:
+def link_seed(secret: bytes, context: Context, key: str, i: int, j: int) -> bytes:
     """Return the seed of two clients' mask, from the secret of their keys and what they were asked."""
     return derived(secret, context.info("mask", key, *sorted((i, j))))
 
@@ -518,20 +524,15 @@ def _forget_oldest(sums: OrderedDict[tuple[Context, int], Any]) -> None:
         sums.popitem(last=False)
 
 
-def _sealed(secret: Shown, pads: Sequence[bytes]) -> Shown:
+def put_under(secret: Shown, pads: Sequence[bytes]) -> Shown:
     """Return the secrets of a client under pads of the others, or those that are under them without."""
-    stream = key_stream(_xor(*pads))
+    stream = key_stream(xor(*pads))
 
     def through(table: Mapping[int, bytes]) -> dict[int, bytes]:
         return {k: stream.update(table[k]) for k in sorted(table)}
 
     sealed = stream.update(secret.sealed)
     return Shown(sealed, secret.opens, through(secret.links), through(secret.seeds), through(secret.keys))
-
-
-def unsealed(shown: Mapping[int, Shown]) -> dict[int, Shown]:
-    """Return the secrets of all clients that are left of a list, of which each opens those of the others."""
-    return {i: _sealed(secret, [shown[k].opens[i] for k in shown if k != i]) for i, secret in shown.items()}
 
 
 def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
@@ -619,119 +620,6 @@ class _Deal:
     holders: tuple[str, ...]
 
 
-@dataclass(frozen=True, repr=False)
-class Vanished:
-    """The secrets of a client that vanished, by the shares of others.
-
-    Args:
-        seed: its b.
-        links: by client that was asked and is not in the list, what they share.
-    """
-
-    seed: bytes
-    links: Mapping[int, bytes]
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A share that does not count.
-
-    Args:
-        client: of whose secret.
-        place: of the node whose share does not open; None if shares open, and give another secret than the client said.
-    """
-
-    client: int
-    place: int | None
-
-
-def recovered(
-    context: Context,
-    key: str,
-    dealt: Mapping[int, Dealt],
-    lost: Collection[int],
-    gone: Collection[int],
-    shown: Mapping[int, Shown],
-) -> tuple[dict[int, Vanished], list[Wrong]]:
-    """Return by client the secrets of those that vanished, if enough right shares came of all, and what is wrong.
-
-    Args:
-        context: which sum.
-        key: what it was asked with, as of `Question`.
-        dealt: what clients dealt.
-        lost: those that vanished.
-        gone: those that were asked, and are not in the list.
-        shown: by place of a node, the unsealed secrets of its first client.
-    """
-    wrong = list[Wrong]()
-
-    def gather_right(client: int, kind: str, is_right: Callable[[bytes], bool]) -> bytes | None:
-        """Return the secret of a client's b, or of its key, if shares give the one that it said."""
-        dealing = dealt[client]
-        sealed = dealing.seeds if kind == "seed" else dealing.keys
-        keys = {place: (helper.seeds if kind == "seed" else helper.keys)[client] for place, helper in shown.items()}
-        secret, places = gather(sealed, keys, dealing.needed)
-        wrong.extend(Wrong(client, place) for place in places)
-        if secret is not None and not is_right(secret):
-            wrong.append(Wrong(client, None))
-            secret = None
-        return secret
-
-    def is_seed(client: int, secret: bytes) -> bool:
-        return derived(secret, context.info("digest", client)) == dealt[client].digest
-
-    def is_key(client: int, secret: bytes) -> bool:
-        return _public(_private_key(secret, context, client)) == dealt[client].public
-
-    seeds = {client: gather_right(client, "seed", partial(is_seed, client)) for client in lost}
-    secret_keys = {client: gather_right(client, "key", partial(is_key, client)) for client in gone}
-    if None in seeds.values() or None in secret_keys.values():
-        return {}, wrong
-    private = {k: _private_key(secret, context, k) for k, secret in secret_keys.items() if secret is not None}
-    return {
-        v: Vanished(
-            _seed(secret, context, v),
-            {k: _link_seed(_exchange(private[k], dealt[v].public), context, key, v, k) for k in gone},
-        )
-        for v, secret in seeds.items() if secret is not None
-    }, wrong  # fmt: skip
-
-
-def unmasked(
-    masked: Mapping[int, Tensor],
-    shown: Mapping[int, Shown],
-    parts: Sequence[slice | Tensor] = (slice(None),),
-    vanished: Mapping[int, Vanished] | None = None,
-    numbers: Sequence[int] = (0,),
-) -> list[Tensor]:
-    """Return parts of the sum of masked vectors without their masks, each int64.
-
-    Args:
-        masked: the vector that each client in the list sent.
-        shown: what each of them that is left gave to open these parts.
-        parts: their places in a vector.
-        vanished: secrets of the others in the list.
-        numbers: those of the parts, of which secrets of the others are made.
-    """
-    secrets = unsealed(shown)
-    seeds, links = {i: secrets[i].sealed for i in secrets}, {i: secrets[i].links for i in secrets}
-    for i, lost in (vanished or {}).items():
-        seeds[i] = _seeds(lost.seed, numbers)
-        links[i] = {k: _seeds(secret, numbers) for k, secret in lost.links.items()}
-    sums = []
-    for number, part in enumerate(parts):
-        seed = slice(SEED * number, SEED * (number + 1))
-        total = np.zeros_like(next(iter(masked.values())).numpy().view(np.uint64)[part])
-        for vector in masked.values():
-            total += vector.numpy().view(np.uint64)[part]
-        for i in masked:
-            add_stream(total, seeds[i][seed], add=False)
-            for j, secrets_of_parts in links[i].items():
-                link(total, i, j, secrets_of_parts[seed], off=True)
-        sums.append(torch.from_numpy(total.view(np.int64)))
-    return sums
-
-
 def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:
     return _plain("fedtide", "key for masks", run, node, public, *about)
 
@@ -742,7 +630,7 @@ def verified(run: str, node: str, bundle: Bundle, *about: object) -> bool:
     No node could mask with some keys, so a node that signs such a one is left out.
     """
     try:
-        _exchange(_private_key(bytes(SECRET), Context("", (0, 0), 0, ""), 0), bundle.public)
+        agree(key_of_sum(bytes(SECRET), Context("", (0, 0), 0, ""), 0), bundle.public)
     except FedtideError:
         return False
     return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public, *about))

@@ -23,9 +23,10 @@ from fedtide.remote.offline import NearCarrier, near_fleet, replayed
 from fedtide.remote.policy import Policy
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
-from fedtide.wire.masks import Context, Masker, Question, unmasked
+from fedtide.wire.masks import Context, Masker, Question
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Opening, Wire
+from fedtide.wire.unmask import unmasked
 from fedtide.wire.vector import BITS, Form, form_of
 
 pytest.importorskip("cryptography")
