@@ -189,7 +189,7 @@ def test_a_node_that_sends_a_wrong_share_is_named_and_costs_nothing(tmp_path, mo
 
     monkeypatch.setattr(masker, "show", lying)
     assert same(whole.total, asked(host, fleet, torch.arange(6)).total)
-    said = "its share of a secret of client 2 does not open; one of the two nodes sent another"
+    said = "its share of a secret of client 2 does not open; one of the nodes that are left sent a wrong secret"
     assert fleet.record.asks[0]["amiss"] == {"1": said, "2": "its node did not open the sum: lost"}
 
 
