@@ -61,7 +61,7 @@ from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 from fedtide.learn.task import Task, classes_of
 
-STAGES = "first", "second", "tables", "far", "cells", "own", "periods", "next"
+STAGES = "first", "second", "tables", "far", "places", "cells", "own", "periods", "next"
 """The questions, one a round."""
 MOST_CELLS = 4
 """Cells of clients along the direction of gradients, at most."""
@@ -120,6 +120,7 @@ def inspection(task: Task, fewest: Count = 3, seed: Count = 1) -> Algorithm[Stat
         "second": _summed(row_sums.second_terms),
         "tables": _summed(row_sums.table_terms),
         "far": _summed(row_sums.far_terms),
+        "places": _summed(row_sums.place_terms),
         "cells": _in_cell,
         "own": _summed(row_sums.judge_terms),
         "periods": _summed(row_sums.period_terms),
@@ -304,8 +305,11 @@ class Reading:
         if "far" not in self.sums:
             return None
         base = self._frame | self._tables | self._far
+        base |= {"ways": base["ways"] | {"models": torch.from_numpy(self._model_way)}}
+        if question == "places":
+            return base
         if question == "cells":
-            return base | self._model_cells if len(self._cuts) else None
+            return base | self._model_cells if self._cuts else None
         if question == "own":
             return base | self._model_cells | {"compared": {"clients": self._cell_models[0]}} if self._has_cells else None
         if not self._timed:
@@ -499,9 +503,34 @@ class Reading:
         return {
             "cell_laws": torch.from_numpy(laws),
             "cell_shares": torch.from_numpy(looks.sum(0) / looks.sum()),
-            "ways": {name: torch.from_numpy(self._way(name)) for name in ("labels", "features", "models")},
+            "ways": {name: torch.from_numpy(self._way(name)) for name in ("labels", "features")},
+            "label_ways": torch.from_numpy(self._label_ways),
             **{name: torch.from_numpy(count / count.sum()) for name, count in counts.items()},
         }
+
+    @cached_property
+    def _label_ways(self) -> np.ndarray:
+        """Direction (labels, d - 1) in which looks of rows of each label differ most between clients, in units of it."""
+        inside = np.einsum("l,lij->ij", self._shares, self._squares[:, :-1, :-1])
+        means = self._squares[:, :-1, -1]
+        inside -= np.einsum("l,li,lj->ij", self._shares, means, means)
+        values, vectors = np.linalg.eigh(inside)
+        white = vectors / np.sqrt(np.maximum(values, 0.01 * max(values.mean(), 1e-9)))
+        ways = []
+        for terms in self.sums["tables"]["looks_of_labels"]:
+            size = len(means[0])
+            spread = white.T @ unpack(terms[1 + size :]) @ white / max(terms[0], 1e-12)
+            most, directions = np.linalg.eigh(spread)
+            ways.append(white @ directions[:, -1] / np.sqrt(max(most[-1], 1e-12)))
+        return np.stack(ways)
+
+    @cached_property
+    def _model_way(self) -> np.ndarray:
+        """Direction between groups: of each label the direction of its looks, with the sign that labels share."""
+        pairs = unpack(self.sums["far"]["label_pairs"])
+        np.fill_diagonal(pairs, 0.0)  # a label alone tells no sign
+        sign = np.where(np.linalg.eigh(pairs)[1][:, -1] < 0, -1.0, 1.0)
+        return np.concatenate([[0.0, 1.0], (sign[:, None] * self._label_ways).reshape(-1)])
 
     @cached_property
     def _members(self) -> int:
@@ -510,7 +539,7 @@ class Reading:
     @cached_property
     def _cuts(self) -> list[int]:
         """Bins at which the direction of gradients is cut into cells of enough clients."""
-        return cut_bins(self.sums["far"]["models_places"], max(self.fewest, 2), MOST_CELLS)
+        return cut_bins(self.sums["places"]["places"], max(self.fewest, 2), MOST_CELLS) if "places" in self.sums else []
 
     @cached_property
     def _model_cells(self) -> dict[str, Any]:

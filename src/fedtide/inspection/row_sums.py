@@ -24,8 +24,6 @@ ROWS = 2_000
 """Rows of a client that are looked at; of more, as many are drawn."""
 WEEKS = 7_305
 """Weeks from 1970 that are told apart, 140 years."""
-NARROW = 64
-"""Numbers that a client's gradient is brought down to."""
 BINS, FINE = 64, 8
 """Bins of places of clients along a direction, and how many of them are a standard deviation."""
 
@@ -189,7 +187,7 @@ def table_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     terms["labels_way"] = spread_terms(mix, member * weight)
     look = (rows.z - asked["label_means"].numpy()[rows.label]).mean(0)[:-1]
     terms["features_way"] = spread_terms(look, member * weight)
-    terms["models_way"] = spread_terms(gradient_of(rows, asked), member * (rows.part == 0).sum())
+    terms["looks_of_labels"] = [spread_terms(off, member * count) for off, count in zip(looks_by_label(rows, asked), counts, strict=True)]
     return as_terms(terms)
 
 
@@ -209,11 +207,19 @@ def far_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
         terms[f"{name}_habits"] = [many * shares_apart(np.bincount(one, minlength=slots), law) for one in moved]
     for name in asked["ways"]:
         terms[f"{name}_places"] = np.eye(BINS)[bin_of(rows, asked, name)] * (many >= LEAST)
+    places = np.sqrt(rows.counts) * (looks_by_label(rows, asked) * asked["label_ways"].numpy()).sum(1)
+    terms["label_pairs"] = pack(np.outer(places, places)) * (many >= LEAST)
     return as_terms(terms)
 
 
+def place_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
+    """Count clients by their place between groups."""
+    rows = rows_of(shard, asked)
+    return as_terms({"places": np.eye(BINS)[bin_of(rows, asked, "models")] * (len(rows.label) >= LEAST)})
+
+
 def cell_terms(shard: Shard, asked: Asked, rng: Rng) -> tuple[int, Terms] | None:
-    """Return the client's cell by its gradient, and its sums for models; None if it has too few rows."""
+    """Return the client's cell between groups, and its sums for models; None if it has too few rows."""
     rows = rows_of(shard, asked)
     if len(rows.label) < LEAST:
         return None
@@ -355,15 +361,10 @@ def blocks_of(rows: ClientRows, asked: Asked, rng: Rng) -> tuple[np.ndarray, lis
     return asked["block"].numpy()[rows.unit], anywhere, within
 
 
-def gradient_of(rows: ClientRows, asked: Asked) -> np.ndarray:
-    """Return the client's gradient at the common model, of many numbers random sums."""
-    fit = rows.part == 0
-    z, errors = rows.z[fit], (hot_targets(rows, asked) - rows.z @ asked["one"].numpy())[fit]
-    gradient = (z.T @ errors).reshape(-1) / max(int(fit.sum()), 1)
-    if len(gradient) <= NARROW:
-        return gradient
-    directions = Rng(int(asked["seed"])).at("gradients").numpy().normal(size=(len(gradient), NARROW))
-    return gradient @ directions / np.sqrt(NARROW)
+def looks_by_label(rows: ClientRows, asked: Asked) -> np.ndarray:
+    """Return the mean features (labels, d - 1) of the client's rows of each label, less those of all clients."""
+    off = (rows.z - asked["label_means"].numpy()[rows.label])[:, :-1]
+    return means_by(off, rows.label, rows.labels)
 
 
 def bin_of(rows: ClientRows, asked: Asked, name: str) -> int:
@@ -374,7 +375,7 @@ def bin_of(rows: ClientRows, asked: Asked, name: str) -> int:
     elif name == "features":
         vector = (rows.z - asked["label_means"].numpy()[rows.label]).mean(0)[:-1]
     else:
-        vector = gradient_of(rows, asked)
+        vector = (looks_by_label(rows, asked) * rows.counts[:, None]).reshape(-1) / max(len(rows.label), 1)
     place = (vector @ way[2:] - way[0]) / max(way[1], 1e-12)
     return int(np.clip(np.floor(place * FINE) + BINS // 2, 0, BINS - 1))
 
