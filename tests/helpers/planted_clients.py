@@ -57,4 +57,4 @@ def last_state(one: Host, fleet: SimulatedFleet) -> State:
 def answered(table: Table, wire: Wire = FLOATING):
     """The answers between the clients of a table."""
     one = host(table, wire)
-    return answers(last_state(one, simulated(one)), CLASSES, FEWEST, SEED)
+    return answers(last_state(one, simulated(one)))

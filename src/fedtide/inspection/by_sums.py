@@ -1,25 +1,26 @@
 """The eight questions between clients whose rows nobody sees: by sums over clients alone. Our own.
 
-Nine rounds ask one question each, of all clients that can be reached. Each question needs what the sums before it say:
+Nine rounds ask one question each, of all clients that can be reached. Each question needs the sums before it:
 
 | question | sums |
 | --- | --- |
 | first | features and their squares; rows by label, and by week |
 | second | products of features by label; rows by day (or hour) and label |
-| tables | labels and cells of features by slot and by period, also turned and shuffled; how far labels are from the mean |
-| far | how far cells and hours are from the mean; clients by bin along the main direction of labels, features, gradients |
+| tables | labels and cells of features by slot and by period, also shuffled; how far labels are from the mean |
+| far | how far cells and hours are from the mean; clients by bin along the main direction of labels, and of features |
+| places | clients by bin between groups |
 | cells | products of features, and features by label, of the clients of each of two to four cells |
 | own | errors of one model, of models of groups of cells, and of models of groups that features tell |
 | periods | the same products by period, of what models of groups leave over; groups by slot and by period |
 | next | errors of models of periods, and of models of the past |
 
 A distance of a client from all others needs only the shares of all, which the client is sent. So the client adds the
-distance itself, and that of rows that it draws from these shares: the same data shuffled. Kitagawa's decomposition needs
-two tables, of rows and of rows as if each client had its mix of all times. Cycles are turned by one key at all clients.
+distance itself, and that of rows that it draws from these shares: the same data shuffled. Kitagawa's decomposition
+needs two tables, of rows and of rows as if each client had its mix of all times. One key turns cycles at all clients.
 
-Groups are looked for along the main direction in which gradients at the common model differ. The histogram of clients
-along this direction is cut into two to four cells of `fewest` clients or more. Sums of cells are all that is opened, so no
-arithmetic with them tells of fewer.
+Groups are looked for along one direction. For each label it is the one in which mean features of its rows differ most
+between clients. Labels at the same clients agree on their signs. The histogram of clients along it is cut into two to
+four cells of `fewest` clients or more. Only sums of whole cells are opened, so no arithmetic with them tells of fewer.
 
 A model of a group is compared with one model on rows to which neither was fitted, row by row. Labels that differ make
 models of groups better, too. How much follows from products of features by label, so no rows need to be shuffled.
@@ -33,7 +34,7 @@ Choices:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,20 +44,55 @@ from torch import Tensor
 
 from fedtide.clusters.clusterer import draw_seeds, kmeans_from
 from fedtide.core.base import (
-    Algorithm, Answer, Facts, Fleet, Memory, Moment, Prediction, Shard, Slotted, Sum, Traits, Weighted,
-)  # fmt: skip
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Prediction,
+    Shard,
+    Slotted,
+    Sum,
+    Traits,
+    Weighted,
+)
 from fedtide.core.rng import Rng
+from fedtide.draw.prose import listed
 from fedtide.fields.types import Count
 from fedtide.inspection import questions, row_sums, shares
 from fedtide.inspection.answers import LEVELS, Answers, answers_from
 from fedtide.inspection.linear import (
-    FIRM, RIDGE, Ahead, Explained, Moments, ahead_of, choose_groups, discriminant, models_ahead, ridge,
-)  # fmt: skip
+    FIRM,
+    RIDGE,
+    Ahead,
+    Explained,
+    Moments,
+    ahead_of,
+    choose_groups,
+    discriminant,
+    models_ahead,
+    ridge,
+)
 from fedtide.inspection.questions import (
-    BLOCKS, CELLS, CYCLES, DISTANCE, DRAWS, GAIN, HEAPS, LABELS, LEAST, Changes, Clients, Compared, Cycle, Drift, Sample,
-    distinct_slots, join_units,
-)  # fmt: skip
-from fedtide.inspection.row_sums import BINS, FINE, Terms, pack, unpack
+    BLOCKS,
+    CELLS,
+    CYCLES,
+    DISTANCE,
+    DRAWS,
+    GAIN,
+    LABELS,
+    LEAST,
+    Changes,
+    Clients,
+    Compared,
+    Cycle,
+    Drift,
+    Sample,
+    distinct_slots,
+    join_units,
+)
+from fedtide.inspection.row_sums import Terms, unpack
 from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 from fedtide.learn.task import Task, classes_of
@@ -76,9 +112,13 @@ Opened = Mapping[str, Mapping[str, np.ndarray]]
 class State:
     """The sums that are opened so far, by question.
 
-    stage: number of questions that were asked. sums: by question and name (float64).
+    stage: number of questions that were asked. sums: by question and name (float64). classes, fewest, seed: as of
+    `inspection`.
     """
 
+    classes: int
+    fewest: int
+    seed: int
     stage: int = 0
     sums: Mapping[str, Terms] = field(default_factory=dict)
 
@@ -94,22 +134,21 @@ def inspection(task: Task, fewest: Count = 3, seed: Count = 1) -> Algorithm[Stat
     classes = classes_of(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        return State()
+        return State(classes, fewest, seed)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if state.stage >= len(STAGES):
             return state, {}
         name, sums = STAGES[state.stage], dict(state.sums)
-        asked = reading_of(state, classes, fewest, seed).ask(name)
+        asked = reading_of(state).ask(name)
         if asked is not None:
             reply = fleet.ask(name, fleet.reachable, asked)
             if opened := opened_sums(reply.total, fewest):
                 sums[name] = opened
-        after = State(state.stage + 1, sums)
+        after = replace(state, stage=state.stage + 1, sums=sums)
         facts: dict[str, Any] = {"question": state.stage}
         if after.stage == len(STAGES):
-            found = answers(after, classes, fewest, seed)
-            facts |= {one.question: LEVELS.index(one.level) for one in found}
+            facts |= {one.question: LEVELS.index(one.level) for one in answers(after)}
         return after, facts
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
@@ -163,18 +202,29 @@ def opened_sums(total: Any, fewest: int) -> Terms:
     return {**stacked, "who": torch.tensor(counts, dtype=torch.float64)}
 
 
-def reading_of(state: State, classes: int, fewest: int, seed: int) -> "Reading":
+def reading_of(state: State) -> "Reading":
     """Return what the opened sums say."""
     arrays = {question: {name: one.numpy() for name, one in terms.items()} for question, terms in state.sums.items()}
-    return Reading(arrays, classes, fewest, seed)
+    return Reading(arrays, state.classes, state.fewest, state.seed)
 
 
-def answers(state: State, classes: int, fewest: int, seed: int, name: str = "clients") -> Answers:
-    """Return the answers to the eight questions, from opened sums."""
-    reading = reading_of(state, classes, fewest, seed)
+def answers(state: State, name: str = "clients") -> Answers:
+    """Return the answers to the eight questions, from opened sums.
+
+    Args:
+        state: the sums.
+        name: of the clients together, for people.
+    """
+    reading = reading_of(state)
     who = int(reading.sums["first"]["who"]) if "first" in reading.sums else 0
-    table = Table(name, np.zeros(0, np.int64), said=(f"{name}: sums of {who} clients",), simulated=False)
-    return answers_from(table, reading.sample, reading.clients, reading.cycles, reading.drift)
+    lines = [f"{name}: {state.stage} of {len(STAGES)} questions were asked; sums of {who} clients are opened"]
+    asked = STAGES[: state.stage]
+    if closed := [question for question in asked if question not in reading.sums]:
+        lines.append(f"not opened or not needed: {listed(closed)}; a sum is opened from {state.fewest} clients")
+    return answers_from(
+        Table(name, np.zeros(0, np.int64), said=tuple(lines)),
+        reading.sample, reading.clients, reading.cycles, reading.drift,
+    )  # fmt: skip
 
 
 # -- what sums say -----------------------------------------------------------------------------------------------------
@@ -311,7 +361,9 @@ class Reading:
         if question == "cells":
             return base | self._model_cells if self._cuts else None
         if question == "own":
-            return base | self._model_cells | {"compared": {"clients": self._cell_models[0]}} if self._has_cells else None
+            return (
+                base | self._model_cells | {"compared": {"clients": self._cell_models[0]}} if self._has_cells else None
+            )
         if not self._timed:
             return None
         base |= self._crowd
@@ -510,7 +562,7 @@ class Reading:
 
     @cached_property
     def _label_ways(self) -> np.ndarray:
-        """Direction (labels, d - 1) in which looks of rows of each label differ most between clients, in units of it."""
+        """Direction (labels, d - 1) in which looks of rows of each label differ most between clients, by its spread."""
         inside = np.einsum("l,lij->ij", self._shares, self._squares[:, :-1, :-1])
         means = self._squares[:, :-1, -1]
         inside -= np.einsum("l,li,lj->ij", self._shares, means, means)
@@ -556,9 +608,10 @@ class Reading:
     @cached_property
     def _cell_problem(self) -> Problem:
         cells, many = self.sums["cells"], len(self._cuts) + 1
-        parts = [self._moments(cells["squares"][:many, part], cells["by_label"][:many, part]) for part in range(3)]
+        squares, by_label = cells["squares"][:many], cells["by_label"][:many]
+        fit, choose, judge = (self._moments(squares[:, part], by_label[:, part]) for part in range(3))
         products = np.einsum("ld,lo->ldo", self._squares[:, -1], self._hot)
-        return Problem(*parts, cells["by_label"][:many, 0], self._squares, products)
+        return Problem(fit, choose, judge, by_label[:, 0], self._squares, products)
 
     @cached_property
     def _cell_models(self) -> tuple[dict[str, Any], np.ndarray]:
@@ -598,7 +651,7 @@ class Reading:
         mixes = draw.dirichlet(alpha, (DRAWS, self._members))
         dealt = draw.multinomial(int(rows / members), mixes) / int(rows / members)
         centered = dealt - dealt.mean(1, keepdims=True)
-        values, vectors = np.linalg.eigh(np.einsum("mcl,mck->mlk", centered, centered))
+        _, vectors = np.linalg.eigh(np.einsum("mcl,mck->mlk", centered, centered))
         return np.einsum("mcl,ml->mc", centered, vectors[:, :, -1])
 
     @cached_property
@@ -676,10 +729,10 @@ class Reading:
         periods, blocks = self.sums["periods"], int(self._block.max()) + 1
         squares, products, left = (periods[name] for name in ("squares", "products", "left"))
         ranges = [slice(part * blocks, (part + 1) * blocks) for part in range(3)]
-        parts = [Moments(unpack(squares[part]), products[part], left[part]) for part in ranges]
+        fit, choose, judge = (Moments(unpack(squares[part]), products[part], left[part]) for part in ranges)
         rows = np.maximum(unpack(self.sums["second"]["by_label"])[:, -1, -1], 1)
         means = periods["left_by_label"] / rows[:, None, None]
-        return Problem(*parts, periods["fit_by_label"], self._squares, means)
+        return Problem(fit, choose, judge, periods["fit_by_label"], self._squares, means)
 
     @cached_property
     def _block_models(self) -> tuple[dict[str, Any], np.ndarray]:

@@ -375,8 +375,8 @@ def ahead_of(fitted: Moments, judged: Moments, last: int = 3) -> Ahead:
     then = Moments(judged.a[now], judged.b[now], judged.t[now])
     whole = then.squares(past[0][:, -1] / np.maximum(past[1], 1)[:, None])
     error = np.stack([then.single_errors(model) for model in models], 1)
-    share = 1 - error.sum(0) / max(whole.sum(), 1e-12)
-    return Ahead(*map(float, share), 1 - error / np.maximum(whole, 1e-12)[:, None])
+    seen, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
+    return Ahead(float(seen), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])
 
 
 def models_ahead(fitted: Moments, judged: Moments, last: int = 3) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:

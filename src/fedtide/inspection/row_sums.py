@@ -15,9 +15,8 @@ from torch import Tensor
 from fedtide.clusters.clusterer import distances
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
-from fedtide.inspection import shares
 from fedtide.inspection.linear import means_by
-from fedtide.inspection.questions import CYCLES, LEAST, WAVES, WIDTH, local_slots, waves
+from fedtide.inspection.questions import CYCLES, LEAST, WIDTH, local_slots, waves
 from fedtide.inspection.shares import SHUFFLES, count_by
 
 ROWS = 2_000
@@ -138,7 +137,7 @@ def first_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     """Sum up features and their squares, count labels and weeks."""
     picked = drawn_rows(len(shard), int(asked["seed"]))
     x = plain_features(shard, picked, int(asked["seed"]))
-    weeks = np.zeros(WEEKS)
+    weeks = np.zeros(WEEKS, np.int64)
     if shard.time is not None:
         week = np.floor(shard.time.double().numpy()[picked] / CYCLES["week"][0]).astype(np.int64)
         weeks = np.bincount(week.clip(0, WEEKS - 1), minlength=WEEKS)
@@ -187,7 +186,9 @@ def table_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     terms["labels_way"] = spread_terms(mix, member * weight)
     look = (rows.z - asked["label_means"].numpy()[rows.label]).mean(0)[:-1]
     terms["features_way"] = spread_terms(look, member * weight)
-    terms["looks_of_labels"] = [spread_terms(off, member * count) for off, count in zip(looks_by_label(rows, asked), counts, strict=True)]
+    terms["looks_of_labels"] = [
+        spread_terms(off, member * count) for off, count in zip(looks_by_label(rows, asked), counts, strict=True)
+    ]
     return as_terms(terms)
 
 
@@ -197,7 +198,8 @@ def far_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     cells, many, counts = len(asked["centers"]), len(rows.label), rows.counts.astype(np.int64)
     pooled = asked["cell_shares"].numpy()
     draw = rng.at("cells").numpy()
-    drawn = sum(draw.multinomial(count, law, SHUFFLES) for count, law in zip(counts, asked["cell_laws"].numpy(), strict=True))
+    laws = asked["cell_laws"].numpy()
+    drawn = np.sum([draw.multinomial(count, law, SHUFFLES) for count, law in zip(counts, laws, strict=True)], 0)
     seen = np.bincount(cells_of(rows, asked), minlength=cells)
     terms: dict[str, Any] = {"far_cells": [many * shares_apart(one, pooled) for one in (seen, *drawn)]}
     for name, slot, _, slots in turned_cycles(rows, asked, count=0):
@@ -265,7 +267,9 @@ def judge_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     if "clients" in asked["compared"]:
         own = np.full(int(judged.sum()), max(group, 0))
         weight = float(group >= 0)
-        for name, value in compare_terms(z, targets[judged], label, own, asked["compared"]["clients"], rows.labels).items():
+        for name, value in compare_terms(
+            z, targets[judged], label, own, asked["compared"]["clients"], rows.labels
+        ).items():
             terms[f"clients_{name}"] = weight * value
     if "blocks" in asked["compared"]:
         block = asked["block"].numpy()[rows.unit]
@@ -319,7 +323,9 @@ def slot_tables(slot: np.ndarray, slots: int, what: np.ndarray, kinds: int) -> n
     return np.stack([counts, counts.sum(1)[:, None] * (counts.sum(0) / max(counts.sum(), 1))])
 
 
-def turned_cycles(rows: ClientRows, asked: Asked, count: int = SHUFFLES) -> list[tuple[str, np.ndarray, list[np.ndarray], int]]:
+def turned_cycles(
+    rows: ClientRows, asked: Asked, count: int = SHUFFLES
+) -> list[tuple[str, np.ndarray, list[np.ndarray], int]]:
     """Return for each cycle its name, the slot of each row, slots of turned cycles, and their number."""
     found = []
     for name, (length, _, _) in CYCLES.items():
@@ -342,8 +348,10 @@ def along_law(slot: np.ndarray, cycle: np.ndarray, law: np.ndarray, rng: Rng) ->
     """
     draw, ends = rng.numpy(), np.cumsum(law)
     place = ends[slot] - law[slot] * draw.random(len(slot))
-    phase = draw.random(int(np.ptp(cycle)) + 1 if len(cycle) else 1)[cycle - cycle.min(initial=0) if len(cycle) else cycle]
-    return np.searchsorted(ends, (place + phase) % 1 * ends[-1], side="left").clip(0, int(np.flatnonzero(law).max(initial=0)))
+    number = np.unique(cycle, return_inverse=True)[1]
+    phase = draw.random(int(number.max(initial=0)) + 1)[number]
+    last = int(np.flatnonzero(law).max(initial=0))  # rounding must not lead beyond it
+    return np.searchsorted(ends, (place + phase) % 1 * ends[-1]).clip(0, last)
 
 
 def blocks_of(rows: ClientRows, asked: Asked, rng: Rng) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
@@ -401,7 +409,9 @@ def left_over(rows: ClientRows, asked: Asked, group: int) -> np.ndarray:
 
 def halves(rows: ClientRows, asked: Asked) -> np.ndarray:
     """Return the half (0 or 1) of each row in which it is for predictions of the next block."""
-    return (Rng(int(asked["seed"])).at("halves", len(rows.label)).numpy().random(len(rows.label)) >= 0.5).astype(np.int64)
+    return (Rng(int(asked["seed"])).at("halves", len(rows.label)).numpy().random(len(rows.label)) >= 0.5).astype(
+        np.int64
+    )
 
 
 def products_by(z: np.ndarray, t: np.ndarray, member: np.ndarray, members: int) -> np.ndarray:
@@ -429,7 +439,17 @@ def compare_terms(
     chance_one = ((z @ models["chance_one"].numpy() - t) ** 2).sum(1)
     by_label = np.concatenate([chance_one[:, None], mixed_errors(z, t, models, "chance_")[:, None], chance], 1)
     return {
-        "errors": np.array([one.sum(), mine.sum(), guess.sum(), ((one - mine) ** 2).sum(), ((guess - mine) ** 2).sum(), (t**2).sum(), len(t)]),
+        "errors": np.array(
+            [
+                one.sum(),
+                mine.sum(),
+                guess.sum(),
+                ((one - mine) ** 2).sum(),
+                ((guess - mine) ** 2).sum(),
+                (t**2).sum(),
+                len(t),
+            ]
+        ),
         "targets": t.sum(0),
         "chance": sums_by(by_label, label, labels),
         "own": count_by(own, label, (each.shape[1], labels)),
@@ -443,6 +463,3 @@ def mixed_errors(z: np.ndarray, t: np.ndarray, models: Asked, prefix: str) -> np
     likely = np.exp(score - score.max(1, keepdims=True))
     likely = (likely / likely.sum(1, keepdims=True)).reshape(len(z), len(weights), -1).sum(2)
     return ((np.einsum("rk,rd,kdo->ro", likely, z, weights, optimize=True) - t) ** 2).sum(1)
-
-
-__all__ = ["shares"]
