@@ -317,7 +317,7 @@ def inspect(
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if len(data) == 1 and (data[0] / "site.toml").is_file():
         if out is not None:
-            raise refused("--out", out, "none with a site", "sums make no page")
+            raise refused("--out", str(out), "none with a site", "sums make no page")
         if taken := [name for name, value in vars(names).items() if value is not None]:
             raise refused(
                 f"--{taken[0].replace('_', '-')}", getattr(names, taken[0]), "none with a site", "its study says it"

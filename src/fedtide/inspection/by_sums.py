@@ -58,10 +58,9 @@ from fedtide.core.base import (
     Weighted,
 )
 from fedtide.core.rng import Rng
-from fedtide.draw.prose import listed
 from fedtide.fields.types import Count
 from fedtide.inspection import questions, row_sums, shares
-from fedtide.inspection.answers import LEVELS, Answers, answers_from
+from fedtide.inspection.answers import LEVELS, Answers, Finding, Question, answers_from
 from fedtide.inspection.linear import (
     FIRM,
     RIDGE,
@@ -217,14 +216,22 @@ def answers(state: State, name: str = "clients") -> Answers:
     """
     reading = reading_of(state)
     who = int(reading.sums["first"]["who"]) if "first" in reading.sums else 0
-    lines = [f"{name}: {state.stage} of {len(STAGES)} questions were asked; sums of {who} clients are opened"]
-    asked = STAGES[: state.stage]
-    if closed := [question for question in asked if question not in reading.sums]:
-        lines.append(f"not opened or not needed: {listed(closed)}; a sum is opened from {state.fewest} clients")
-    return answers_from(
+    lines = [f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"]
+    found = answers_from(
         Table(name, np.zeros(0, np.int64), said=tuple(lines)),
-        reading.sample, reading.clients, reading.cycles, reading.drift,
-    )  # fmt: skip
+        reading.sample,
+        reading.clients,
+        reading.cycles,
+        reading.drift,
+    )
+    if reading.clients is None or reading.clients.compared is not None:
+        return found
+    least = max(state.fewest, 2)
+    why = f"sums of groups are of {least} clients or more, and fewer than {2 * least} clients have ten rows"
+    changed: dict[Question, Finding] = {"meaning": Finding("meaning", "not asked", why)}
+    if not reading.clients.groups[0]:
+        changed["groups"] = Finding("groups", "not asked", why)
+    return replace(found, answers={**found.answers, **changed})
 
 
 # -- what sums say -----------------------------------------------------------------------------------------------------

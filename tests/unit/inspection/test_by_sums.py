@@ -13,7 +13,7 @@ from fedtide.core.loop import begin, play
 from fedtide.core.trees import same
 from fedtide.inspection import linear, row_sums, shares
 from fedtide.inspection.answers import QUESTIONS
-from fedtide.inspection.by_sums import STAGES, answers, opened_sums, reading_of, split_change
+from fedtide.inspection.by_sums import STAGES, opened_sums, reading_of, split_change
 from fedtide.inspection.findings import inspect_table
 from fedtide.inspection.row_sums import along_law, pack, slot_tables, sums_by, unpack
 from fedtide.inspection.table import Table
@@ -109,10 +109,22 @@ def test_turned_days_keep_the_common_hours_and_clumps():
 # -- who sees what -----------------------------------------------------------------------------------------------------
 
 
+def of_clients(table: Table, clients: int) -> Table:
+    """The rows of the first clients alone."""
+    few = np.isin(table.client, [f"client {number}" for number in range(clients)])
+    return replace(table, **{name: getattr(table, name)[few] for name in ("label", "features", "client", "time")})
+
+
+def test_five_clients_make_no_groups_of_three():
+    found = answered(of_clients(planted("meaning", 0), 5))
+    assert (found["groups"].level, found["meaning"].level) == ("not asked", "not asked")
+    assert found["meaning"].said == ("sums of groups are of 3 clients or more, and fewer than 6 clients have ten rows")
+
+
 def test_masked_sums_of_nodes_have_the_bits_of_the_simulation(tmp_path):
-    table = planted("meaning + who", 0, rows=480)
+    table = of_clients(planted("meaning + who", 0), 8)
     one = host(table, Wire(secure=True, fewest=3))
-    fleet = near_fleet(host(table, Wire(secure=True, fewest=3)), 5, tmp_path)
+    fleet = near_fleet(host(table, Wire(secure=True, fewest=3)), 8, tmp_path)  # of more at a node more are needed
     start = begin(one.algorithm, fleet, seed=0, rounds=len(STAGES))
     *_, step = play(one.algorithm, fleet, start, seed=0, rounds=len(STAGES))
     assert same(step.state, last_state(one, simulated(one)))
@@ -121,10 +133,7 @@ def test_masked_sums_of_nodes_have_the_bits_of_the_simulation(tmp_path):
 
 def test_sums_of_fewer_clients_are_not_opened():
     table = planted("meaning", 0, rows=480)
-    two = np.isin(table.client, ["client 0", "client 1"])
-    columns = {name: getattr(table, name)[two] for name in ("label", "features", "client", "time")}
-    few = replace(table, **columns)
-    found = answered(few)
+    found = answered(of_clients(table, 2))
     assert {one.level for one in found} == {"not asked"}
     assert "0 clients" in str(found)
     state = last_state(host(table), simulated(host(table)))
@@ -139,15 +148,13 @@ def test_rows_without_times_are_asked_about_clients_alone():
     assert {found[name].level for name in ("presence", "mix", "drift", "matter")} == {"not asked"}
 
 
-def test_answers_so_far_can_be_read_after_each_question():
+def test_the_last_round_records_the_levels():
     one = host(planted("nothing", 0, rows=480))
     fleet = simulated(one)
-    start = begin(one.algorithm, fleet, seed=0, rounds=len(STAGES))
-    for number, step in enumerate(play(one.algorithm, fleet, start, seed=0, rounds=len(STAGES)), start=1):
-        found = answers(step.state)
-        assert len(list(found)) == len(QUESTIONS)
-        assert f"{number} of {len(STAGES)} questions" in str(found)
-    assert {name: step.facts[name] for name in QUESTIONS} == dict.fromkeys(QUESTIONS, 1)
+    start = begin(one.algorithm, fleet, seed=0, rounds=len(STAGES) + 1)
+    *_, last, idle = play(one.algorithm, fleet, start, seed=0, rounds=len(STAGES) + 1)
+    assert {name: last.facts[name] for name in QUESTIONS} == dict.fromkeys(QUESTIONS, 1)
+    assert (dict(idle.facts), same(idle.state, last.state)) == ({}, True)
 
 
 def test_one_row_moves_a_distance_by_one_row_at_most():
