@@ -91,7 +91,7 @@ from fedtide.inspection.questions import (
     distinct_slots,
     join_units,
 )
-from fedtide.inspection.row_sums import Terms, unpack
+from fedtide.inspection.row_sums import FIRST_WEEK, Terms, unpack
 from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 from fedtide.learn.task import Task, classes_of
@@ -202,7 +202,7 @@ def opened_sums(total: Any, fewest: int) -> Terms:
 
 
 def reading_of(state: State) -> "Reading":
-    """Return what the opened sums say."""
+    """Return the reading of the opened sums."""
     arrays = {question: {name: one.numpy() for name, one in terms.items()} for question, terms in state.sums.items()}
     return Reading(arrays, state.classes, state.fewest, state.seed)
 
@@ -217,7 +217,7 @@ def answers(state: State, name: str = "clients") -> Answers:
     reading = reading_of(state)
     who = int(reading.sums["first"]["who"]) if "first" in reading.sums else 0
     lines = [f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"]
-    found = answers_from(
+    whole = answers_from(
         Table(name, np.zeros(0, np.int64), said=tuple(lines)),
         reading.sample,
         reading.clients,
@@ -225,13 +225,16 @@ def answers(state: State, name: str = "clients") -> Answers:
         reading.drift,
     )
     if reading.clients is None or reading.clients.compared is not None:
-        return found
-    least = max(state.fewest, 2)
-    why = f"sums of groups are of {least} clients or more, and fewer than {2 * least} clients have ten rows"
-    changed: dict[Question, Finding] = {"meaning": Finding("meaning", "not asked", why)}
+        return whole
+    least, level = max(state.fewest, 2), LEVELS[1]
+    why = "rows with the same label look alike at all clients"
+    if reading.members < 2 * least:
+        level = "not asked"
+        why = f"sums of groups are of {least} clients or more, and fewer than {2 * least} clients have ten rows"
+    changed: dict[Question, Finding] = {"meaning": Finding("meaning", level, why)}
     if not reading.clients.groups[0]:
-        changed["groups"] = Finding("groups", "not asked", why)
-    return replace(found, answers={**found.answers, **changed})
+        changed["groups"] = Finding("groups", level, why)
+    return replace(whole, answers={**whole.answers, **changed})
 
 
 # -- what sums say -----------------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ class Problem:
         means = self.products_of_ones
         chance_a, chance_b = (np.tensordot(rows, mean, 1) for mean in (self.squares, self.products))
         chance_one = ridge(chance_a.sum(0), chance_b.sum(0))
-        found = {
+        models = {
             "one": one,
             "weights": weights,
             **_rule(kinds[..., :-1], rows, self.fit.a.sum(0)[:-1, :-1], ""),
@@ -279,7 +282,7 @@ class Problem:
         }
         stacked = {
             name: [torch.from_numpy(one) for one in value] if name.endswith("weights") else torch.from_numpy(value)
-            for name, value in found.items()
+            for name, value in models.items()
         }
         return stacked, group
 
@@ -296,19 +299,19 @@ class Problem:
             group: group of each member of sums.
             members: group of each client or period, for people.
         """
-        one, mine, guess, apart, beyond, squares, rows = terms["errors"]
+        one, mine, guess, off_one, off_guess, squares, rows = terms["errors"]
         mean = self.fit.b[:, -1].sum(0) / max(self.fit.rows.sum(), 1)
         whole = max(squares - 2 * mean @ terms["targets"] + rows * (mean**2).sum(), 1e-12)
-        by_label, own = terms["chance"], terms["own"]
-        per_row = by_label / np.maximum(own.sum(0), 1)[:, None]
-        by_chance = float((own.T * per_row[:, 2:]).sum())
+        by_label, owned = terms["chance"], terms["own"]
+        per_row = by_label / np.maximum(owned.sum(0), 1)[:, None]
+        by_chance = float((owned.T * per_row[:, 2:]).sum())
         chance_one, chance_guess = by_label[:, :2].sum(0)
 
         def against(others: float, off: float, chance: float) -> Against:
             spread = np.sqrt(max(off - (others - mine) ** 2 / max(rows, 1), 0.0))
             return Against(float((others - mine) / whole), float((chance - by_chance) / whole), float(spread / whole))
 
-        gain, meaning = against(one, apart, chance_one), against(guess, beyond, chance_guess)
+        gain, meaning = against(one, off_one, chance_one), against(guess, off_guess, chance_guess)
         shared = {"one": one, "single": mine, "grouped": mine, "guessed_single": guess, "guessed": guess}
         explained: dict[str, Any] = {name: float(1 - error / whole) for name, error in shared.items()}
         count = int(group.max()) + 1
@@ -331,7 +334,7 @@ def _rule(sums: np.ndarray, rows: np.ndarray, squares: np.ndarray, prefix: str) 
 
 @dataclass(frozen=True)
 class Reading:
-    """What opened sums say: the next question, and the numbers of all answers.
+    """Readings of opened sums: the next question, and the numbers of all answers.
 
     Args:
         sums: opened so far.
@@ -346,7 +349,7 @@ class Reading:
     seed: int
 
     def ask(self, question: str) -> dict[str, Any] | None:
-        """Return what clients are sent with a question; None if there is nothing to ask, or too few answered."""
+        """Return the payload of a question; None if there is nothing to ask, or too few answered."""
         if question == "first":
             return {"seed": self.seed, "classes": self.classes}
         if "first" not in self.sums or (question != "second" and "second" not in self.sums):
@@ -405,7 +408,7 @@ class Reading:
         present = np.flatnonzero(self.sums["first"]["weeks"])
         if not len(present):
             return 0.0, 1.0, 0
-        weeks, begin = int(np.ptp(present)) + 1, float(present[0]) * CYCLES["week"][0]
+        weeks, begin = int(np.ptp(present)) + 1, float(present[0] + FIRST_WEEK) * CYCLES["week"][0]
         return (begin, 3600.0, 168 * weeks) if weeks <= 2 else (begin, CYCLES["day"][0], 7 * weeks)
 
     @cached_property
@@ -452,7 +455,7 @@ class Reading:
         """Number of slots of each cycle that rows span twice or more."""
         if not self._timed:
             return {}
-        found, rows = dict[str, int](), self.sums["first"]["labels"].sum()
+        numbers, rows = dict[str, int](), self.sums["first"]["labels"].sum()
         span = float(np.ptp(self._seconds)) + self._span[1]
         hours = np.flatnonzero(self.sums["second"]["hours"])
         for name, (length, many, few) in CYCLES.items():
@@ -463,8 +466,8 @@ class Reading:
             else:
                 slot = questions.local_slots(self._seconds, length, slots)[0]
             if span >= 2 * length and len(np.unique(slot)) >= 3:
-                found[name] = slots
-        return found
+                numbers[name] = slots
+        return numbers
 
     # -- features and the common model ---------------------------------------------------------------------------------
 
@@ -592,7 +595,8 @@ class Reading:
         return np.concatenate([[0.0, 1.0], (sign[:, None] * self._label_ways).reshape(-1)])
 
     @cached_property
-    def _members(self) -> int:
+    def members(self) -> int:
+        """Number of clients with rows enough to be looked at by themselves."""
         return int(self.sums["tables"]["members"][0])
 
     @cached_property
@@ -632,7 +636,7 @@ class Reading:
         counts = self.sums["far"][f"{name}_places"]
         cuts = cut_bins(counts, max(self.fewest, 2), 2)
         if not cuts:
-            return 0.0, np.zeros(self._members, dtype=bool), 0
+            return 0.0, np.zeros(self.members, dtype=bool), 0
         share = share_between(counts, cuts[0])
         worst = max(shares.two_heaps(draw, np.ones(len(draw)))[0] for draw in draws)
         upper = np.repeat([False, True], [round(counts[: cuts[0]].sum()), round(counts[cuts[0] :].sum())])
@@ -640,22 +644,22 @@ class Reading:
 
     @cached_property
     def _all_heaps(self) -> dict[str, tuple[float, np.ndarray, int]]:
-        found: dict[str, tuple[float, np.ndarray, int]] = {}
-        if self._members < LEAST:
-            return found
+        heaps: dict[str, tuple[float, np.ndarray, int]] = {}
+        if self.members < LEAST:
+            return heaps
         rng = Rng(self.seed).at("heaps")
         if self._labels_apart.distance >= DISTANCE[0] and np.isfinite(self._alpha) and self._alpha > 0:
-            found["labels"] = self._heaps("labels", self._dealt(rng))
+            heaps["labels"] = self._heaps("labels", self._dealt(rng))
         if self._looks_apart.distance >= DISTANCE[0]:
-            found["features"] = self._heaps("features", rng.numpy().normal(size=(DRAWS, self._members)))
-        return found
+            heaps["features"] = self._heaps("features", rng.numpy().normal(size=(DRAWS, self.members)))
+        return heaps
 
     def _dealt(self, rng: Rng) -> np.ndarray:
         """Return places (draws, clients) along the main direction of clients that a Dirichlet partition deals out."""
         members, rows = self.sums["tables"]["members"]
         draw, seen = rng.at("dealt").numpy(), self._shares > 0
         alpha = np.maximum(self._alpha * seen.sum() * self._shares[seen], 1e-3)
-        mixes = draw.dirichlet(alpha, (DRAWS, self._members))
+        mixes = draw.dirichlet(alpha, (DRAWS, self.members))
         dealt = draw.multinomial(int(rows / members), mixes) / int(rows / members)
         centered = dealt - dealt.mean(1, keepdims=True)
         _, vectors = np.linalg.eigh(np.einsum("mcl,mck->mlk", centered, centered))
@@ -673,7 +677,7 @@ class Reading:
             terms = {name.removeprefix("clients_"): value for name, value in self.sums["own"].items()}
             compared = self._cell_problem.compared(terms, group, members)
         heaps = {name: heap[:2] for name, heap in self._all_heaps.items()}
-        members = np.arange(self._members)
+        members = np.arange(self.members)
         return Clients(self._labels_apart, self._alpha, self._looks_apart, compared, heaps, members)
 
     @cached_property
@@ -689,7 +693,7 @@ class Reading:
 
     @cached_property
     def _groups(self) -> tuple[str, list[int], np.ndarray]:
-        """What groups differ in ("" for none), the bins at which clients are cut, and the group of each part."""
+        """Name of the things that groups differ in ("" for none), bins that cut clients, and each part's group."""
         what = "" if self.clients is None else self.clients.groups[0]
         if what == "models":
             return what, self._cuts, self._cell_models[1]
@@ -719,17 +723,17 @@ class Reading:
     @cached_property
     def cycles(self) -> dict[str, Cycle]:
         """The changes over days, weeks and years."""
-        found: dict[str, Cycle] = {}
+        cycles: dict[str, Cycle] = {}
         if "far" not in self.sums:
-            return found
+            return cycles
         for name, slots in self._slots.items():
             counts = self.sums["tables"][f"{name}_labels"][:, 0].sum(2)
             uneven = 0.5 * np.abs(shares.normalize(counts) - 1 / slots).sum(1)
             far = self.sums["far"][f"{name}_habits"] / counts[0].sum()
             slot = np.repeat(np.arange(slots), np.round(counts[0]).astype(np.int64))
             activity, habits = Against.of(uneven[0], uneven[1:]), Against.of(far[0], far[1:])
-            found[name] = Cycle(name, slot, slots, activity, habits, self._changes(name))
-        return found
+            cycles[name] = Cycle(name, slot, slots, activity, habits, self._changes(name))
+        return cycles
 
     @cached_property
     def _block_problem(self) -> Problem:

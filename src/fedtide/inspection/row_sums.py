@@ -21,8 +21,8 @@ from fedtide.inspection.shares import SHUFFLES, count_by
 
 ROWS = 2_000
 """Rows of a client that are looked at; of more, as many are drawn."""
-WEEKS = 7_305
-"""Weeks from 1970 that are told apart, 140 years."""
+FIRST_WEEK, WEEKS = -3_653, 10_958
+"""The first week that is told from others, counted from 1970, and their number: from 1900 to 2110."""
 BINS, FINE = 64, 8
 """Bins of places of clients along a direction, and how many of them are a standard deviation."""
 
@@ -139,7 +139,7 @@ def first_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     x = plain_features(shard, picked, int(asked["seed"]))
     weeks = np.zeros(WEEKS, np.int64)
     if shard.time is not None:
-        week = np.floor(shard.time.double().numpy()[picked] / CYCLES["week"][0]).astype(np.int64)
+        week = np.floor(shard.time.double().numpy()[picked] / CYCLES["week"][0]).astype(np.int64) - FIRST_WEEK
         weeks = np.bincount(week.clip(0, WEEKS - 1), minlength=WEEKS)
     labels = np.bincount(shard.labels.numpy()[picked].astype(np.int64), minlength=int(asked["classes"]))
     return as_terms({"x": x.sum(0), "squares": (x**2).sum(0), "labels": labels, "weeks": weeks})
@@ -168,7 +168,7 @@ def table_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
         several = [slot, *turned]
         terms[f"{name}_labels"] = [slot_tables(one, slots, rows.label, rows.labels) for one in several]
         terms[f"{name}_cells"] = [slot_tables(one, slots, cell, cells) for one in several]
-    if asked["units"]:
+    if "block" in asked:
         block, shuffled, within = blocks_of(rows, asked, rng)
         blocks = int(asked["block"].max()) + 1
         terms["block_labels"] = [slot_tables(one, blocks, rows.label, rows.labels) for one in (block, *shuffled)]
@@ -265,17 +265,17 @@ def judge_terms(shard: Shard, asked: Asked, rng: Rng) -> Terms:
     z, label, targets = rows.z[judged], rows.label[judged], hot_targets(rows, asked)
     group, terms = group_of(rows, asked, "cells"), dict[str, Any]()
     if "clients" in asked["compared"]:
-        own = np.full(int(judged.sum()), max(group, 0))
+        groups = np.full(int(judged.sum()), max(group, 0))
         weight = float(group >= 0)
         for name, value in compare_terms(
-            z, targets[judged], label, own, asked["compared"]["clients"], rows.labels
+            z, targets[judged], label, groups, asked["compared"]["clients"], rows.labels
         ).items():
             terms[f"clients_{name}"] = weight * value
     if "blocks" in asked["compared"]:
         block = asked["block"].numpy()[rows.unit]
         left = left_over(rows, asked, group_of(rows, asked))[judged]
-        own = asked["alike"].numpy()[block[judged]]
-        for name, value in compare_terms(z, left, label, own, asked["compared"]["blocks"], rows.labels).items():
+        groups = asked["alike"].numpy()[block[judged]]
+        for name, value in compare_terms(z, left, label, groups, asked["compared"]["blocks"], rows.labels).items():
             terms[f"blocks_{name}"] = value
     if "ahead" in asked:
         block = asked["block"].numpy()[rows.unit]
@@ -327,7 +327,7 @@ def turned_cycles(
     rows: ClientRows, asked: Asked, count: int = SHUFFLES
 ) -> list[tuple[str, np.ndarray, list[np.ndarray], int]]:
     """Return for each cycle its name, the slot of each row, slots of turned cycles, and their number."""
-    found = []
+    cycles = []
     for name, (length, _, _) in CYCLES.items():
         if (slots := int(asked["slots"].get(name, 0))) > 0:
             slot, cycle = local_slots(rows.seconds, length, slots)
@@ -336,8 +336,8 @@ def turned_cycles(
             many = int(asked["units"] * asked["unit"] / length) + 2
             keys = [Rng(int(asked["seed"])).at("turned", name, at).numpy() for at in range(count)]
             turned = [(slot + key.integers(0, slots, many)[number.clip(0, many - 1)]) % slots for key in keys]
-            found.append((name, slot, turned, slots))
-    return found
+            cycles.append((name, slot, turned, slots))
+    return cycles
 
 
 def along_law(slot: np.ndarray, cycle: np.ndarray, law: np.ndarray, rng: Rng) -> np.ndarray:
@@ -402,7 +402,7 @@ def hot_targets(rows: ClientRows, asked: Asked) -> np.ndarray:
 
 
 def left_over(rows: ClientRows, asked: Asked, group: int) -> np.ndarray:
-    """Return what the model of the client's group leaves of the targets; all of them without such models."""
+    """Return the targets less predictions of the model of the client's group; the targets without such models."""
     targets = hot_targets(rows, asked)
     return targets if asked["weights"] is None or group < 0 else targets - rows.z @ asked["weights"][group].numpy()
 
@@ -420,7 +420,7 @@ def products_by(z: np.ndarray, t: np.ndarray, member: np.ndarray, members: int) 
 
 
 def compare_terms(
-    z: np.ndarray, t: np.ndarray, label: np.ndarray, own: np.ndarray, models: Asked, labels: int
+    z: np.ndarray, t: np.ndarray, label: np.ndarray, group: np.ndarray, models: Asked, labels: int
 ) -> dict[str, np.ndarray]:
     """Return the sums of errors of one model, of the own group's model, and of the model of a guessed group.
 
@@ -428,13 +428,13 @@ def compare_terms(
         z: (rows, d) features.
         t: (rows, outputs) targets.
         label: (rows,) classes.
-        own: (rows,) group.
+        group: (rows,) group.
         models: those of the data, and those of data in which groups differ by their labels alone ("chance_...").
         labels: number of classes.
     """
     one = ((z @ models["one"].numpy() - t) ** 2).sum(1)
-    each = np.stack([((z @ weights.numpy() - t) ** 2).sum(1) for weights in models["weights"]], 1)
-    mine, guess = each[np.arange(len(z)), own], mixed_errors(z, t, models, "")
+    errors = np.stack([((z @ weights.numpy() - t) ** 2).sum(1) for weights in models["weights"]], 1)
+    mine, guess = errors[np.arange(len(z)), group], mixed_errors(z, t, models, "")
     chance = np.stack([((z @ weights.numpy() - t) ** 2).sum(1) for weights in models["chance_weights"]], 1)
     chance_one = ((z @ models["chance_one"].numpy() - t) ** 2).sum(1)
     by_label = np.concatenate([chance_one[:, None], mixed_errors(z, t, models, "chance_")[:, None], chance], 1)
@@ -452,7 +452,7 @@ def compare_terms(
         ),
         "targets": t.sum(0),
         "chance": sums_by(by_label, label, labels),
-        "own": count_by(own, label, (each.shape[1], labels)),
+        "own": count_by(group, label, (errors.shape[1], labels)),
     }
 
 

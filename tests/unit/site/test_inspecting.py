@@ -96,7 +96,8 @@ def test_a_site_is_inspected_while_it_is_served_and_after_and_its_simulation_has
     answers = {one["question"]: one["level"] for one in json.loads(capsys.readouterr().out)["answers"]}
     assert set(answers) == set(QUESTIONS)
     assert answers["labels"] == answers["mix"] == answers["drift"] == "no"
-    assert "--out: found 'out', but sums make no page" in refused(capsys, tmp_path, "inspect", site.root, "--out", "out")
+    line = refused(capsys, tmp_path, "inspect", site.root, "--out", "out")
+    assert line == "--out: found 'out', but sums make no page; allowed: none with a site"
     assert "--label: found 'y'" in refused(capsys, tmp_path, "inspect", site.root, "--label", "y")
     again = replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES])
     assert (again.rounds, again.equal) == (len(STAGES), True)
