@@ -833,7 +833,7 @@ def cut_bins(counts: np.ndarray, least: int, most: int) -> list[int]:
     A part has `least` clients or more.
 
     >>> cut_bins(np.array([3.0, 0.0, 0.0, 3.0, 1.0]), 3, 2)
-    [3]
+    [1]
     >>> cut_bins(np.array([3.0, 0.0, 2.0]), 3, 4)
     []
     """
