@@ -301,6 +301,9 @@ def inspect(
 ) -> int:
     """Command of `fedtide.inspect`. It writes a page with pictures, and a study that is ready to run.
 
+    The folder of a site whose study is the inspection, in place of files, answers between its real clients. Then there
+    is no page.
+
     Args:
         out: the folder that is made; it must not exist. By default runs/NAME-inspect.
     """
@@ -312,6 +315,20 @@ def inspect(
 
     if not data:
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
+    if len(data) == 1 and (data[0] / "site.toml").is_file():
+        if out is not None:
+            raise refused("--out", str(out), "none with a site", "sums make no page")
+        if taken := [name for name, value in vars(names).items() if value is not None]:
+            raise refused(
+                f"--{taken[0].replace('_', '-')}", getattr(names, taken[0]), "none with a site", "its study says it"
+            )
+        from fedtide.site.inspecting import inspected
+
+        between = inspected(data[0])
+        for line in str(between).splitlines():
+            say(line, console(output))
+        tell({"answers": [asdict(answer) for answer in between], "lines": between.table.said}, output)
+        return 0
     if out is not None:
         check_new(out)
     findings = api.inspect(data, **vars(names))

@@ -213,6 +213,13 @@ def answer(table: Table, seed: int = 0) -> Answers:
     cycles = questions.cycles_of(rows, clients) if rows.seconds is not None else {}
     spread = rows.seconds is not None and np.ptp(rows.seconds) > 0
     drift = questions.drift_of(rows, clients) if spread else None
+    return answers_from(table, rows, clients, cycles, drift)
+
+
+def answers_from(
+    table: Table, rows: Sample, clients: Clients | None, cycles: Mapping[str, Cycle], drift: Drift | None
+) -> Answers:
+    """Return the answers that numbers give."""
     answers = [
         *_of_clients(rows, clients),
         *_of_hours(rows, cycles, simulated=table.simulated),
@@ -278,9 +285,9 @@ def _of_clients(rows: Sample, clients: Clients | None) -> list[Finding]:
 def _features(looks: Against, compared: Compared | None) -> Finding:
     level = level_of(looks.distance, DISTANCE)
     words = f"difference of features between clients: {percent(looks.seen)} (chance: {percent(looks.chance)})"
-    if compared is None:
+    recognized = None if compared is None else compared.recognized
+    if recognized is None:
         return Finding("features", level, words)
-    recognized = compared.recognized
     # Share of the way from chance (0) to always (1).
     by_row = level_of(recognized.gain / max(1 - recognized.chance, 1e-9), RECOGNIZED)
     row = f"a row tells its client: {percent(recognized.seen)} (chance: {percent(recognized.chance)})"

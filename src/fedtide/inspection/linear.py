@@ -179,13 +179,7 @@ def explain(
     tried = [ridge(fit.a, fit.b, penalty, offset) for penalty in SHRUNK]
     single = min([offset, *tried], key=lambda weights: choose.single_errors(weights).sum())
 
-    searched = {k: find_groups(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
-    errors = {k: _grouped_errors(choose, *groups).sum() for k, groups in searched.items()}
-    # Another group has to reduce the error on unseen rows.
-    best = min(error for k, error in errors.items() if k > 1 or members == 1)
-    slack = 0.1 * max(errors[1] - best, 0.0)
-    count = next(k for k, error in errors.items() if (k > 1 or members == 1) and error <= best + slack)
-    group, weights = searched[count]
+    count, group, weights = choose_groups(fit, choose, one, rng, counts)
 
     def share(error: float) -> float:
         return 1 - error / whole if whole > 0 else 0.0
@@ -208,6 +202,28 @@ def explain(
         group=group,
         weights=weights,
     )
+
+
+def choose_groups(
+    fit: Moments, choose: Moments, one: np.ndarray, rng: Rng, counts: Sequence[int] = ()
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return the number of groups that is best on unseen rows, each member's group, and the models of groups.
+
+    Args:
+        fit: sums that models are fitted to.
+        choose: sums of the unseen rows.
+        one: model for all.
+        rng: of the starts of groups.
+        counts: numbers of groups to choose from; by default up to four.
+    """
+    members = len(fit.t)
+    searched = {k: find_groups(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
+    errors = {k: _grouped_errors(choose, *groups).sum() for k, groups in searched.items()}
+    # Another group has to reduce the error on unseen rows.
+    best = min(error for k, error in errors.items() if k > 1 or members == 1)
+    slack = 0.1 * max(errors[1] - best, 0.0)
+    count = next(k for k, error in errors.items() if (k > 1 or members == 1) and error <= best + slack)
+    return count, *searched[count]
 
 
 def _grouped_errors(sums: Moments, group: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -270,11 +286,22 @@ def posteriors(fitted: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) 
     pooled = fitted.mean(0)
     mean = pooled + means_by(fitted - pooled, kind, kinds) * (rows / (rows + FIRM))[:, None]
     rest = fitted - mean[kind]
-    inside = rest.T @ rest / max(len(fitted), 1)
-    inside += 0.01 * max(np.trace(inside) / len(inside), 1e-9) * np.eye(len(inside))
-    turned = np.linalg.solve(inside, mean.T)
-    score = x @ turned - 0.5 * (mean * turned.T).sum(1) + np.log(np.maximum(rows, 1e-9))
+    turned, constant = discriminant(mean, rest.T @ rest / max(len(fitted), 1), rows)
+    score = x @ turned + constant
     return softmax(score, axis=1)
+
+
+def discriminant(mean: np.ndarray, inside: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the linear rule (d, kinds) and (kinds,) that scores features by kinds.
+
+    Args:
+        mean: (kinds, d) of each kind.
+        inside: (d, d) covariance of features about the means of their kinds.
+        rows: (kinds,) number of rows of each kind.
+    """
+    inside = inside + 0.01 * max(np.trace(inside) / len(inside), 1e-9) * np.eye(len(inside))
+    turned = np.linalg.solve(inside, mean.T)
+    return turned, np.log(np.maximum(rows, 1e-9)) - 0.5 * (mean * turned.T).sum(1)
 
 
 def means_by(values: np.ndarray, member: np.ndarray, members: int) -> np.ndarray:
@@ -338,19 +365,36 @@ def judge_ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rn
     """
     half = rng.numpy().random(len(block)) < 0.5
     fitted, judged = (moments(z[h], t[h], block[h], blocks) for h in (half, ~half))
+    return ahead_of(fitted, judged, last)
+
+
+def ahead_of(fitted: Moments, judged: Moments, last: int = 3) -> Ahead:
+    """Judge models of the past by sums over the two halves of each block's rows, as of `models_ahead`."""
+    now, models = models_ahead(fitted, judged, last)
+    past = np.cumsum(fitted.b + judged.b, 0)[now - 1], np.cumsum(fitted.rows + judged.rows)[now - 1]
+    then = Moments(judged.a[now], judged.b[now], judged.t[now])
+    whole = then.squares(past[0][:, -1] / np.maximum(past[1], 1)[:, None])
+    error = np.stack([then.single_errors(model) for model in models], 1)
+    seen, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
+    return Ahead(float(seen), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])
+
+
+def models_ahead(fitted: Moments, judged: Moments, last: int = 3) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Return the blocks that are predicted, and the models of each: of the past, of the last blocks, and with itself.
+
+    Args:
+        fitted: sums of the half of each block's rows to which models of the block itself are fitted.
+        judged: sums of the other half, which belongs to the past of later blocks.
+        last: number of blocks that are recent.
+    """
     a, b = fitted.a + judged.a, fitted.b + judged.b
-    now = np.arange(max(blocks // 3, 1), blocks)
+    now = np.arange(max(len(a) // 3, 1), len(a))
     past_a, past_b = (np.cumsum(sums, 0)[now - 1] for sums in (a, b))
     late_a, late_b = (np.stack([sums[max(at - last, 0) : at].sum(0) for at in now]) for sums in (a, b))
     rows = np.maximum(past_a[:, -1, -1], 1)
     rest = 1 - np.minimum(fitted.rows[now] / rows, 0.5)[:, None, None]
-    models = (
+    return now, (
         ridge(past_a, past_b),
         ridge(late_a, late_b),
         ridge(rest * past_a + fitted.a[now], rest * past_b + fitted.b[now]),
     )
-    then = Moments(judged.a[now], judged.b[now], judged.t[now])
-    whole = then.squares(past_b[:, -1] / rows[:, None])
-    error = np.stack([then.single_errors(model) for model in models], 1)
-    past, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
-    return Ahead(float(past), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])

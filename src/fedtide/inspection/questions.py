@@ -182,13 +182,16 @@ def count_gain(gain: Against, share: float) -> float:
 
 @dataclass(frozen=True)
 class Compared:
-    """Models of members, and their numbers with those of members shuffled among rows of the same label."""
+    """Models of members, and their numbers with those of members shuffled among rows of the same label.
+
+    `recognized` is None if nobody could try, as between real clients.
+    """
 
     models: Explained
     gain: Against
     by_client: Against
     meaning: Against
-    recognized: Against
+    recognized: Against | None
 
     @property
     def beyond_features(self) -> float:
@@ -542,8 +545,17 @@ def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
         if np.ptp(seconds) >= least * length:
             unit = local_slots(seconds, length, slots)[1]
     _, unit, rows = np.unique(unit, return_inverse=True, return_counts=True)
+    return join_units(rows, most)[unit]
+
+
+def join_units(rows: np.ndarray, most: int = BLOCKS) -> np.ndarray:
+    """Return the block of each unit of time (units,), of about equally many rows; every unit has some rows.
+
+    >>> join_units(np.array([1, 1, 1, 3]), 2).tolist()
+    [0, 0, 0, 1]
+    """
     middle = np.cumsum(rows) - rows / 2
-    return np.unique((middle * min(most, len(rows)) / rows.sum()).astype(np.int64), return_inverse=True)[1][unit]
+    return np.unique((middle * min(most, len(rows)) / rows.sum()).astype(np.int64), return_inverse=True)[1]
 
 
 def drift_of(rows: Sample, clients: Clients | None) -> Drift:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
+from fedtide.config.schema import UNTRAINED
 from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
@@ -260,7 +261,7 @@ def study_of(values: Mapping[str, Any]) -> Experiment:
 def check_portable(experiment: Experiment, method: Method) -> None:
     """Raise if a study names code of a user's own, or files; none of these is imported or opened."""
     where = f"method '{method.name}'"
-    if method.algorithm not in REGISTRY:
+    if method.algorithm not in REGISTRY and method.algorithm not in UNTRAINED:
         allowed = "a registered name, because tickets bring no code to nodes"
         raise refused(f"{where}.algorithm", method.algorithm, allowed)
     parts = {f"{where}.{key}": value for key, value in {**method.settings(), "loss": method.loss}.items()}
