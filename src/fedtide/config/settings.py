@@ -277,8 +277,8 @@ class WireSettings(Strict):
             numbers.
         fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
             more if sums are secure, because of two clients each learns the other from their sum.
-        sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. With
-            `privacy` use `privacy.scores`.
+        sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. Not with
+            `privacy`, which has `privacy.scores`.
         privacy: differential privacy; None adds no noise.
     """
 
@@ -295,10 +295,10 @@ class WireSettings(Strict):
                 f"found `fewest = {self.fewest}` and `secure = true`, but a sum of {few}; "
                 f"allowed: `fewest` of {FEWEST} or more, or `secure = false`"
             )
-        if self.sum_scores and self.privacy is not None and self.privacy.scores is None:
+        if self.sum_scores and self.privacy is not None:
             raise ValueError(
-                "found `sum_scores = true` and `privacy` without `scores`, but sums of scores would have no noise; "
-                "allowed: an epsilon for them, `privacy.scores`"
+                "found `sum_scores = true` and `privacy`, but its sums have noise; "
+                "allowed: an epsilon for scores, `privacy.scores`"
             )
         return self
 

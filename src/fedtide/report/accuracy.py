@@ -225,8 +225,8 @@ def backdoor_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     {Score} on the same rows as they are, and with the mark. Little is left if a model learned the mark.
     """
     numbers = [Number(summary.score, percent, "as they are"), Number(BY_WAY + MARKED, percent, "with the mark")]
-    known = any(BY_WAY + MARKED in method.measures for method in summary.methods)
-    return table_of(summary, numbers) if known else None
+    is_marked = any(BY_WAY + MARKED in method.measures for method in summary.methods)
+    return table_of(summary, numbers) if is_marked else None
 
 
 @plan_table("More metrics", without_rounds=True)

@@ -62,7 +62,10 @@ def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
     """Put the run of a site aside if a node that has left is in what is saved; say in lines what was done."""
     root, wire = site.root, site.experiment.wire
     about = checkpoint.check(site.record / "checkpoints", config=None)
-    took, saved = rounds_of(read_rounds(site.record, ASKS), name), 0 if about is None else about.round
+    # The record of a round is written after its sums are released, so a kill leaves some that only the ledger has.
+    released = {line.round for line in read(site.record / LEDGER) if set(line.clients) & set(clients)}
+    took = sorted({*rounds_of(read_rounds(site.record, ASKS), name), *released})
+    saved = 0 if about is None else about.round
     if not took:
         yield f"{name}: never answered and was never judged: nothing to play again"
         return

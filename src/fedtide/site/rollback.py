@@ -7,7 +7,7 @@ from fedtide.cohorts.in_flight import Flight
 from fedtide.core import checkpoint
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.record import ROLLBACKS, run_lock, stopped_after
+from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_rounds, run_lock, stopped_after
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.runs.digest import digest_of
 from fedtide.site.client_rows import algorithm_without_rows
@@ -64,6 +64,10 @@ def _checked(site: Site, number: int) -> Rollback:
     if number not in places:
         because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)
+    begun = [line["round"] for name in (ASKS, LEDGER) for line in read_rounds(site.record, name)]
+    if number != about.round and max(begun, default=-1) >= about.round:
+        but = f"round {max(begun)} was played, and is not saved yet; first: fedtide serve {site.root}"
+        raise refused("ROUND", number, f"{about.round} alone", but)
     if _in_flight(checkpoint.kept_state(folder, number, config=config)):
         raise refused("ROUND", number, f"none, because clients of {site.method.name} are at work over several rounds")
     return Rollback(about.round, number)

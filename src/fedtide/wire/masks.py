@@ -19,8 +19,8 @@ the first. Each client draws a key for this sum, and all s_ij are made of these 
 b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the list
 they give their shares of its key: so the server makes all s_ij of the two.
 
-Two lists must not meet: with one the server could open b_i, and with the other the s_ij of the same i. So if t of n
-nodes are needed for a secret, a list is opened by clients of t nodes or more, and masks are of as many. All that a
+Two lists must not meet: with one the server could open b_i, and with the other the s_ij of the same i. Say that t of n
+nodes are needed for a secret. Then a list is opened by clients of t nodes or more, and masks are of as many. All that a
 client sends, also shares, is sealed with what each other client that is left sends for the same list. Of two lists that
 open, 2t - n nodes were told both. An honest node gives to one alone, so these lied, and they are `fewest - 1` or more.
 Without shares as many can be in a list with one other client.
@@ -354,7 +354,7 @@ class Masker:
 
         Raises:
             FedtideError: it was masked for this try before, with other numbers or among others. Or its key for this sum
-                is another one, or some of these nodes have no shares of it, or there are fewer than give it back.
+                is another one. Or some of these nodes have no shares of it, or they are fewer than give it back.
         """
         total = vector.numpy().view(np.uint64).copy()
         keys = peers if drawn is None else drawn
