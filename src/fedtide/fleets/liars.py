@@ -306,13 +306,12 @@ def with_marked_rows(algorithm: Algorithm) -> Algorithm:
 
 
 def client_of(rng: Rng) -> int:
-    """Return the client of a key (round, client, question).
+    """Return the client of a key (round, client, question); of a trial without clients -1.
 
-    >>> client_of(Rng(0).at(3, 17, "train"))
-    17
+    >>> client_of(Rng(0).at(3, 17, "train")), client_of(Rng(0).at("train"))
+    (17, -1)
     """
-    _, client, _ = rng.path
-    return int(client)
+    return int(rng.path[1]) if len(rng.path) > 1 else -1
 
 
 def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Algorithm:

@@ -19,8 +19,6 @@ from fedtide.core.errors import FedtideError, printable, shown
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, children, detached, is_node, leaves, rebuild
 
-NOBODY = -1
-"""The client in the key of a trial, which is none of those that there are."""
 ROWS = 20
 """How many rows are made up."""
 
@@ -148,8 +146,7 @@ class Schemas:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             memory = None if fresh else self.memory
-            key = Rng(0).at(moment.round, NOBODY, question)
-            answer = self.works[question](received, memory, rows, moment, key)
+            answer = self.works[question](received, memory, rows, moment, Rng(0).at(question))
         if answer is not None and answer.memory is not None:
             self.memory = detached(answer.memory)
         return answer

@@ -146,7 +146,7 @@ def test_released_scores_are_named_with_what_they_cost(tmp_path):
     site.record.mkdir(parents=True)
     ledger = ledger_for(site.experiment, host_at(site).algorithm, site.record / LEDGER)
     asked = {"ask": 1, "question": "score test client", "slot": None, "bounds": {}, "sha256": "a"}
-    ledger.add(Line(round=1, z=ledger.scores.z, clients=(1,), **asked))
+    ledger.add(Line(round=1, z=ledger.score_ledger.z, clients=(1,), **asked))
     assert (ledger.rounds(1), ledger.released(1)) == ([], [1])
     (said,) = describe_released(site, [1])
     assert "round 1," in said
