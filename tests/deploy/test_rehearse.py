@@ -57,7 +57,7 @@ def test_deployed_is_simulated(tmp_path, name):
 @pytest.mark.parametrize("nodes", [NODES, "berlin,lyon,oslo,rome,wien"], ids=["three nodes", "five nodes"])
 def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path, nodes):
     """Five nodes deal shares before."""
-    site, _ = rehearsed(tmp_path, "ifca", nodes=nodes, wire={"secure": True, "fewest": 3})
+    site, _ = rehearsed(tmp_path, "ifca", nodes=nodes, wire={"secure": True, "fewest": 3, "shares": True})
     record = (site.root / "nodes" / "berlin" / "asked.jsonl").read_text()
     assert '"kind": "unmask"' in record
     assert ('"kind": "deal"' in record) == (nodes != NODES)

@@ -58,7 +58,7 @@ def cohort(
 ):
     maskers = {name: Masker("run", f"node-{name}") for name in set(nodes)}
     at = {client: maskers[name] for client, name in enumerate(nodes)}
-    names = {node.node: node.bundle.public for node in maskers.values()}
+    names = {client: (node.node, node.bundle.public) for client, node in at.items()}
     peers = {client: node.bundle.public for client, node in at.items()}
     dealt = {client: node.deal(context, client, names, fewest) for client, node in at.items()}
     drawn = {client: each.public for client, each in dealt.items()}
@@ -182,7 +182,7 @@ def test_masks_with_few_of_those_that_have_shares():
     """Else two who are said to have gone would open all masks of client 0, which is said to have vanished."""
     made = cohort(list(range(9)), [[1, 1]] * 9, masked=set(range(1, 9)))
     few = {k: made.dealt[k].public for k in range(3)}
-    with pytest.raises(FedtideError, match="of clients at 6 nodes or more"):
+    with pytest.raises(FedtideError, match="of all clients at 6 nodes or more"):
         made.at[0].masked(CONTEXT, 0, torch.tensor([1, 1]), {k: made.peers[k] for k in few}, ABOUT, PARTS, few)
 
 
@@ -190,10 +190,10 @@ def test_shares_for_fewer_nodes_than_others_deal_for():
     """Client 0 was told of four nodes, so three could open its b. But these would have to open a list of so few."""
     made = cohort(list(range(12)), [[1, 1]] * 12, masked=set(range(1, 12)))
     later = replace(CONTEXT, attempt="a.1")
-    names = {made.at[k].node: made.peers[k] for k in range(4)}
+    names = {k: (made.at[k].node, made.peers[k]) for k in range(4)}
     made.at[0].deal(later, 0, names, 2)
     for k in range(1, 12):
-        made.at[k].deal(later, k, {node.node: node.bundle.public for node in made.at.values()}, 2)
+        made.at[k].deal(later, k, {j: (node.node, node.bundle.public) for j, node in made.at.items()}, 2)
     drawn = {k: made.at[k]._dealt[later, k].dealing.public for k in range(12)}
     four = {k: drawn[k] for k in range(4)}
     made.at[0].masked(later, 0, torch.tensor([1, 1]), {k: made.peers[k] for k in four}, ABOUT, PARTS, four)
@@ -201,6 +201,45 @@ def test_shares_for_fewer_nodes_than_others_deal_for():
         made.at[k].masked(later, k, torch.tensor([1, 1]), made.peers, ABOUT, PARTS, drawn)
         with pytest.raises(FedtideError, match="with clients of 8 nodes left"):
             made.at[k].show(later, k, [0, 1, 2, 3], 2, (0,), [0])
+
+
+def test_masks_among_clients_that_a_list_leaves_out():
+    """Each of five nodes has two clients. Client 0 would mask among the second ones; a list has the first ones."""
+    made = cohort([0, 1, 2, 3, 4, 0, 1, 2, 3, 4], [[1, 1]] * 10, masked=set(range(1, 10)))
+    second = {k: made.dealt[k].public for k in (0, 5, 6, 7, 8, 9)}
+    with pytest.raises(FedtideError, match="of all clients at 4 nodes or more"):
+        made.at[0].masked(CONTEXT, 0, torch.tensor([1, 1]), {k: made.peers[k] for k in second}, ABOUT, PARTS, second)
+
+
+def test_shares_open_only_for_who_was_asked_the_same():
+    """Client 0 is told of fewer clients than its holders are: the keys of its shares are others."""
+    made = cohort([0, 1, 2, 3, 4, 0, 1, 2, 3, 4], [[1, 1]] * 10, masked=set(range(1, 10)))
+    later = replace(CONTEXT, attempt="a.1")
+    asked = {k: (made.at[k].node, made.peers[k]) for k in range(10)}
+    made.dealt = {k: made.at[k].deal(later, k, asked, 2) for k in range(1, 10)}
+    made.dealt[0] = made.at[0].deal(later, 0, {k: asked[k] for k in (0, 5, 6, 7, 8, 9)}, 2)
+    drawn = {k: each.public for k, each in made.dealt.items()}
+    second = {k: drawn[k] for k in (0, 5, 6, 7, 8, 9)}
+    x = torch.tensor([1, 1])
+    made.at[0].masked(later, 0, x, {k: made.peers[k] for k in second}, ABOUT, PARTS, second)
+    for k in range(1, 5):
+        made.at[k].masked(later, k, x, made.peers, ABOUT, PARTS, drawn)
+    shown = {k: made.at[k].show(later, k, range(5), 2, (0,), [0]) for k in range(1, 5)}
+    secrets = unsealed(shown)
+    helpers = {made.place(k): secrets[k] for k in range(1, 5)}
+    vanished, _ = recovered(later, ABOUT.key, made.dealt, [0], range(5, 10), helpers)
+    assert vanished == {}
+
+
+def test_a_node_keeps_all_its_clients_to_a_list():
+    """Also one that is said to have vanished: in another list it would tell of the first one alone."""
+    made = cohort([0, 0, 1, 2, 3, 4], [[1, 1]] * 6)
+    assert made.at[0].show(CONTEXT, 0, range(6), 2, (0,), [1])
+    later = replace(CONTEXT, attempt="a.1")
+    peers = {k: node.bundle.public for k, node in made.at.items()}
+    made.at[1].masked(later, 1, torch.tensor([1, 1]), peers, ABOUT, PARTS)
+    with pytest.raises(FedtideError, match="for one list"):
+        made.at[1].show(later, 1, range(1, 6), 2)
 
 
 def test_what_clients_show_opens_only_if_all_were_told_the_same():
@@ -261,13 +300,13 @@ def test_a_sum_without_shares_is_opened_by_all_alone():
 
 def test_secrets_are_dealt_once_and_to_all_who_are_asked():
     made = cohort(list(range(6)), [[1, 1]] * 6, masked=set())
-    names = {node.node: node.bundle.public for node in made.at.values()}
+    names = {k: (node.node, node.bundle.public) for k, node in made.at.items()}
     assert made.at[0].deal(CONTEXT, 0, names, 2) == made.dealt[0], "a question that comes twice is answered as before"
     with pytest.raises(FedtideError, match="dealt once in a try"):
         made.at[0].deal(CONTEXT, 0, dict(list(names.items())[:5]), 2)
     later = replace(CONTEXT, attempt="a.1")
     with pytest.raises(FedtideError, match="found 101, allowed: at most 100"):
-        made.at[0].deal(later, 0, {f"node-{k}": names["node-1"] for k in range(101)}, 2)
+        made.at[0].deal(later, 0, {k: (f"node-{k}", f"{k}") for k in range(101)}, 2)
     drawn, x = {k: each.public for k, each in made.dealt.items()}, torch.tensor([1, 1])
     made.at[0].deal(later, 0, dict(list(names.items())[:5]), 2)
     few = drawn | {0: made.at[0]._dealt[later, 0].dealing.public}
@@ -280,9 +319,8 @@ def test_secrets_are_dealt_once_and_to_all_who_are_asked():
     made.at[0].masked(CONTEXT, 0, x, made.peers, drawn=drawn)
     with pytest.raises(FedtideError, match="masked once"):
         made.at[0].masked(CONTEXT, 0, x, made.peers, drawn=drawn | {1: drawn[2]})
-    for known in (made.at[0]._dealt,):
-        known.clear()
-    with pytest.raises(FedtideError, match="masked once"):
+    made.at[0]._dealt.clear()
+    with pytest.raises(FedtideError, match="dealt once in a try"):
         made.at[0].deal(CONTEXT, 0, names, 2)
 
 
@@ -307,33 +345,36 @@ def test_shares_of_another_secret_are_found_and_open_nothing(kind):
     made = cohort(list(range(7)), [[1, 1]] * 7)
     shown, other = made.shown(range(6), [1]), {"seeds": 1, "keys": 6}[kind]
     letter = {"seeds": "seed", "keys": "key"}[kind]
-    keys = [made.at[other]._share(CONTEXT, letter, other, made.peers[k], made.peers[k]) for k in range(7)]
+    secret = (letter, other, made.dealt[other].public, masks._digest_of(made.peers))
+    keys = [made.at[other]._share(CONTEXT, secret, made.peers[k], made.peers[k]) for k in range(7)]
     said, rest = made.dealt[other], {k: each for k, each in made.dealt.items() if k != other}
     made.dealt = rest | {other: replace(said, **{kind: deal(b"another secret!!", keys, said.needed)})}
     assert made.recovered(range(6), [1], shown) == ({}, [Wrong(other, None)])
     # Those of another try open with no key of this one.
     later = replace(CONTEXT, attempt="a.1")
-    names = {node.node: node.bundle.public for node in made.at.values()}
+    names = {k: (node.node, node.bundle.public) for k, node in made.at.items()}
     made.dealt[other] = made.at[other].deal(later, other, names, 2)
     vanished, wrong = made.recovered(range(6), [1], shown)
     assert vanished == {}
     assert {each.place for each in wrong} == {made.place(k) for k in shown}
 
 
-CHANGES = ("run", "round", "number", "slot", "try", "client", "holder", "kind")
+CHANGES = ("run", "round", "number", "slot", "try", "kind", "client", "key", "asked", "holder")
 
 
 @pytest.mark.parametrize("changed", CHANGES)
 def test_what_seals_a_share_is_for_one_share_alone(changed):
     one, other = Masker("run", "node-1"), Masker("run", "node-2")
-    base = (CONTEXT, "seed", 1, one.bundle.public)
+    base = (CONTEXT, ("seed", 1, "key", "asked"), one.bundle.public)
     contexts = {
         "run": replace(CONTEXT, run="x"), "round": replace(CONTEXT, version=(4, 0)),
         "number": replace(CONTEXT, version=(3, 1)), "slot": replace(CONTEXT, slot=1),
         "try": replace(CONTEXT, attempt="a.1"),
     }  # fmt: skip
-    values = {"client": (CONTEXT, "seed", 2, base[3]), "holder": (CONTEXT, "seed", 1, other.bundle.public),
-              "kind": (CONTEXT, "key", 1, base[3])}  # fmt: skip
+    secrets = {"kind": ("key", *base[1][1:]), "client": ("seed", 2, "key", "asked"), "key": ("seed", 1, "x", "asked"),
+               "asked": ("seed", 1, "key", "x")}  # fmt: skip
+    values = {name: (CONTEXT, secret, base[2]) for name, secret in secrets.items()}
+    values["holder"] = (CONTEXT, base[1], other.bundle.public)
     new = (contexts[changed], *base[1:]) if changed in contexts else values[changed]
     assert other._share(*base, one.bundle.public) == one._share(*base, other.bundle.public)
     assert other._share(*base, one.bundle.public) != other._share(*new, one.bundle.public)
@@ -343,13 +384,13 @@ def test_no_key_for_a_sum_is_taken_that_its_node_did_not_sign():
     """With keys of its own a server would know all masks of a client."""
     ec = library().hazmat.primitives.asymmetric.ec
     nodes = {k: Masker("run", f"node-{k}", ec.generate_private_key(ec.SECP384R1())) for k in range(4)}
-    names = {node.node: node.bundle.public for node in nodes.values()}
+    names = {k: (node.node, node.bundle.public) for k, node in nodes.items()}
     dealt = {k: node.deal(CONTEXT, k, names, 2) for k, node in nodes.items()}
     drawn = {k: (each.public, each.signature) for k, each in dealt.items()}
     bundles = {k: (node.node, node.bundle) for k, node in nodes.items()}
     nodes[0].check_drawn(CONTEXT, drawn, bundles)
     later = nodes[1].deal(replace(CONTEXT, attempt="a.1"), 1, names, 2)
-    forged = Masker("run", "node-1").deal(CONTEXT, 1, names | {"node-1": Masker("run", "x").bundle.public}, 2)
+    forged = Masker("run", "node-1").deal(CONTEXT, 1, names | {1: ("node-1", Masker("run", "x").bundle.public)}, 2)
     for wrong in ((forged.public, forged.signature), (forged.public, dealt[1].signature), drawn[2],
                   (later.public, later.signature)):  # fmt: skip
         with pytest.raises(FedtideError, match=r"^node 'node-1': its key for a sum is not signed"):
@@ -369,7 +410,11 @@ def test_no_secret_of_a_deal_can_be_read_off_a_masker():
 
 def test_tries_whose_secrets_are_kept_are_few():
     node = Masker("run", "node-0")
-    names = {f"node-{k}": Masker("run", "x").bundle.public for k in range(1, 4)} | {"node-0": node.bundle.public}
+    names = {k: (f"node-{k}", Masker("run", "x").bundle.public) for k in range(1, 4)} | {
+        0: ("node-0", node.bundle.public)
+    }
     for number in range(masks.KEPT + 3):
         node.deal(replace(CONTEXT, attempt=str(number)), 0, names, 2)
     assert len(node._dealt) == masks.KEPT
+    with pytest.raises(FedtideError, match="dealt once in a try"):
+        node.deal(replace(CONTEXT, attempt="0"), 0, names, 2)  # other shares under the same keys would tell both

@@ -279,12 +279,15 @@ class WireSettings(Strict):
             more if sums are secure, because of two clients each learns the other from their sum.
         sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. Not with
             `privacy`, which has `privacy.scores`.
+        shares: nodes deal shares of the secrets of their masks, so that a sum opens although up to a third of them
+            vanish. It is new, and few people have attacked it. It needs `secure`.
         privacy: differential privacy; None adds no noise.
     """
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
     sum_scores: Flag = False
+    shares: Flag = False
     privacy: Privacy | None = None
 
     @model_validator(mode="after")
@@ -294,6 +297,10 @@ class WireSettings(Strict):
             raise ValueError(
                 f"found `fewest = {self.fewest}` and `secure = true`, but a sum of {few}; "
                 f"allowed: `fewest` of {FEWEST} or more, or `secure = false`"
+            )
+        if self.shares and not self.secure:
+            raise ValueError(
+                "found `shares = true` and `secure = false`, but shares open masks; allowed: `secure = true`"
             )
         if self.sum_scores and self.privacy is not None:
             raise ValueError(
@@ -305,8 +312,9 @@ class WireSettings(Strict):
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
         if self.privacy is None:
-            return Wire(self.secure, self.fewest, sums_scores=self.sum_scores)
-        return Wire(self.secure, self.fewest, self.privacy.step, sums_scores=self.privacy.scores is not None)
+            return Wire(self.secure, self.fewest, sums_scores=self.sum_scores, shares=self.shares)
+        sums_scores = self.privacy.scores is not None
+        return Wire(self.secure, self.fewest, self.privacy.step, sums_scores=sums_scores, shares=self.shares)
 
 
 # -- [deploy] ----------------------------------------------------------------------------------------------------------

@@ -289,6 +289,8 @@ class Node:
             if isinstance(asked, WorkHeader) and asked.mask is None and (asked.forms is None or self.wire.fixed_point):
                 return None
             return "its study does not mask sums"
+        if isinstance(asked, DealHeader) and not self.wire.shares:
+            return "its study deals no shares"
         if isinstance(asked, DealHeader | UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
             number = asked.moment.round
             first = -1 - self.algorithm.traits.before
@@ -474,7 +476,7 @@ def deal(masker: Masker, asked: DealHeader, fewest: int) -> dict[int, Tree]:
     dealt = {}
     for client in asked.clients:
         peers = asked.mask.peers[_slot(asked, client)]
-        nodes = {name: asked.mask.keys[name].public for name in peers.values()}
+        nodes = {int(peer): (name, asked.mask.keys[name].public) for peer, name in peers.items()}
         dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes, fewest))
     return dealt
 

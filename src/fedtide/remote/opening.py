@@ -26,6 +26,7 @@ from fedtide.wire.masks import (
     enough_left,
     fewest_in_unit,
     hidden,
+    whole_holders,
 )
 from fedtide.wire.pipeline import Opening
 from fedtide.wire.scores import listed
@@ -194,7 +195,9 @@ class MaskedSums:
                 continue
             if not clients:
                 break
-            if few := {slot for slot in masking.holders if not self._has_enough(masking, alive, slot)}:
+            left = {slot: ids for slot, ids in by_slot(alive).items() if slot in masking.holders}
+            node_of = self.mail.node_of
+            if few := {s for s, ids in left.items() if len({node_of[k] for k in ids}) < self._enough(masking, ids)}:
                 bare |= few  # no list of so few may be opened that has shares: they mask anew without
                 continue
             if not self._names_the_same(alive):
@@ -235,7 +238,8 @@ class MaskedSums:
         self._tries += 1
         node_of, mask, now = self.mail.node_of, self._mask(ask), self.mail.clock.monotonic()
         fewest = self.mail.vectors.wire.fewest
-        nodes = {slot: sorted({node_of[client] for client in ids}) for slot, ids in by_slot(ask).items()}
+        asked = {slot: {client: node_of[client] for client in ids} for slot, ids in by_slot(ask).items()}
+        nodes = {slot: sorted(set(of.values())) for slot, of in asked.items() if self.mail.vectors.wire.shares}
         holders = {slot: names for slot, names in nodes.items()
                    if slot not in bare and needed(len(names), fewest) < len(names) <= MOST}  # fmt: skip
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
@@ -269,15 +273,14 @@ class MaskedSums:
             for client in ask.clients.tolist() if client in dealt
         }  # fmt: skip
         masking = Masking(self._mask(ask) | {"drawn": drawn}, dealt, holders)
-        if few := {slot for slot in holders if not self._has_enough(masking, ask, slot)}:
+        left = {slot: ids for slot, ids in by_slot(ask).items() if slot in holders}
+        if few := {slot for slot, ids in left.items() if whole_holders(asked[slot], ids) < self._enough(masking, ids)}:
             return self._deal(whole, until, {*bare, *few})
         return ask, masking
 
-    def _has_enough(self, masking: Masking, ask: Ask, slot: int) -> bool:
-        """Tell whether clients of a slot are at as many nodes as a sum with shares must have."""
-        clients = by_slot(ask).get(slot, [])
-        enough = max((masking.dealt[client].needed for client in clients), default=0)
-        return not clients or len({self.mail.node_of[client] for client in clients}) >= enough
+    def _enough(self, masking: Masking, clients: Iterable[int]) -> int:
+        """Return at how many nodes a sum of clients must be, of all of which shares were dealt; 0 of none."""
+        return max((masking.dealt[client].needed for client in clients), default=0)
 
     def _mask(self, ask: Ask) -> dict[str, Any]:
         """Return how answers to a question are masked in a try, in plain JSON."""
@@ -345,8 +348,7 @@ class MaskedSums:
         """Tell whether the others of a sum open it without those that vanished."""
         stay, node_of, fewest = set(ids) - set(lost), self.mail.node_of, self.mail.vectors.wire.fewest
         wanted = max(fewest, *(this.answers[client].fewest for client in ids))
-        enough = max((this.masking.dealt[client].needed for client in by_slot(this.here)[slot]
-                      if slot in this.masking.holders), default=0)  # fmt: skip
+        enough = self._enough(this.masking, by_slot(this.here)[slot] if slot in this.masking.holders else ())
         return (
             enough > 0
             and enough_left(node_of, set(ids), stay, enough)

@@ -14,16 +14,18 @@ parts to open, and clients send the seeds of these alone. Other parts stay maske
 No client ever sends both b_i and all s_ij, if all clients receive the same list. So b_i is sealed with secrets that
 every other client sends for its own list, and its own parts. Nothing opens if these differ.
 
-A client of the list may vanish between the messages. Where that may be (`fedtide.wire.shares`), a message goes before
-the first. Each client draws a key for this sum, and all s_ij are made of these keys. It deals shares of the key and of
-b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the list
-they give their shares of its key: so the server makes all s_ij of the two.
+A client of the list may vanish between the messages. Where a study has shares (`fedtide.wire.shares`), a message goes
+before the first. Each client draws a key for this sum, and all s_ij are made of these keys. It deals shares of the key
+and of b_i to all nodes. For a client that vanished the others give their shares of its b_i. For one that is not in the
+list they give their shares of its key: so the server makes all s_ij of the two.
 
 Two lists must not meet: with one the server could open b_i, and with the other the s_ij of the same i. Say that t of n
-nodes are needed for a secret. Then a list is opened by clients of t nodes or more, and masks are of as many. All that a
-client sends, also shares, is sealed with what each other client that is left sends for the same list. Of two lists that
-open, 2t - n nodes were told both. An honest node gives to one alone, so these lied, and they are `fewest - 1` or more.
-Without shares as many can be in a list with one other client.
+nodes are needed for a secret. Then a list is opened by clients of t nodes or more, and i is masked among all clients of
+t nodes or more. All that a client sends, also shares, is sealed with what each other client that is left sends for the
+same list. A share opens only if its holder was asked among the same clients. So a list that opens b_i has, of some
+honest node, a client that i is masked with: no list gives their s_ij. Of two lists that open, 2t - n nodes were told
+both. An honest node keeps all its clients to one list, so these lied, and they are `fewest - 1` or more. Without shares
+as many can be in a list with one other client.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
@@ -245,6 +247,7 @@ class Masker:
             self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
         self._used: set[tuple[Context, int]] = set()
         self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
+        self._ever_dealt: set[tuple[Context, int]] = set()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
         self._lists_of: dict[Context, str] = {}
         self._lists = lists
@@ -264,6 +267,8 @@ class Masker:
         """
         if bundles.get(self.node) != self.bundle:
             raise FedtideError(STALE)
+        if len({bundle.public for bundle in bundles.values()}) < len(bundles):
+            raise FedtideError("two nodes have the same key for masks")
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
@@ -293,23 +298,23 @@ class Masker:
             if not public or not is_known:
                 raise FedtideError(f"node '{node}': its key for a sum is not signed by its registered key")
 
-    def deal(self, context: Context, client: int, nodes: Mapping[str, str], fewest: int) -> Dealt:
+    def deal(self, context: Context, client: int, asked: Mapping[int, tuple[str, str]], fewest: int) -> Dealt:
         """Draw a client's secrets for a sum, and share them.
 
         Args:
             context: which sum.
             client: a client of this node.
-            nodes: by name of each node that is asked, its public key.
+            asked: by client that is asked the same, the name of its node and that one's public key.
             fewest: clients below which no sum is opened.
 
         Raises:
             FedtideError: they were dealt to others, there are too many, or the client has masked the sum before.
         """
-        holders = tuple(nodes[name] for name in sorted(nodes))
+        holders = tuple(public for _, public in sorted(set(asked.values())))
+        peers = {k: public for k, (_, public) in asked.items()}
         entry = self._dealt.get((context, client))
-        if (context, client) in self._used and entry is None:
-            raise FedtideError("a sum is masked once in a try")
-        if entry is not None and entry.holders != holders:
+        # Also if it was forgotten: shares of other secrets under the same keys would tell both.
+        if (context, client) in self._used | self._ever_dealt and (entry is None or entry.peers != peers):
             raise FedtideError("secrets of a sum are dealt once in a try")
         if len(holders) > MOST:
             raise refused("nodes to deal shares to", len(holders), f"at most {MOST}")
@@ -319,15 +324,18 @@ class Masker:
             public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
             enough = needed(len(holders), fewest)
+            self._ever_dealt.add((context, client))
+            among = _digest_of(peers)
             dealing = Dealt(
                 public,
                 "" if self._identity is None else sign(self._identity, about),
                 enough,
                 derived(seed, context.info("digest", client)),
-                *(deal(secret, [self._share(context, kind, client, holder, holder) for holder in holders], enough)
+                *(deal(secret, [self._share(context, (kind, client, public, among), holder, holder)
+                                for holder in holders], enough)
                   for kind, secret in (("seed", seed), ("key", key))),
             )  # fmt: skip
-            entry = self._dealt[context, client] = _Deal(dealing, private, seed_of_sum(seed, context, client), holders)
+            entry = self._dealt[context, client] = _Deal(dealing, private, seed_of_sum(seed, context, client), peers)
             _forget_oldest(self._dealt)
         return entry.dealing
 
@@ -364,18 +372,19 @@ class Masker:
         if (context, client) in self._used and (entry is None or entry.same != same):
             raise FedtideError("a sum is masked once in a try")
         if entry is None:
-            agreed, seed, enough = self._secret, secrets.token_bytes(SEED), 0
+            agreed, seed, enough, dealt = self._secret, secrets.token_bytes(SEED), 0, ""
             if drawn is not None:
                 mine = self._dealt.get((context, client))
                 if mine is None or drawn.get(client) != mine.dealing.public:
                     raise FedtideError(STALE)
-                if drawn.keys() != peers.keys() or not set(peers.values()) <= set(mine.holders):
+                if drawn.keys() != peers.keys() or not peers.items() <= mine.peers.items():
                     raise FedtideError("its key for this sum was dealt without some of those who are asked")
                 agreed, seed, enough = partial(agree, mine.private), mine.seed, mine.dealing.needed
-                if len(set(peers.values())) < enough:
-                    raise FedtideError(f"a sum with shares is of clients at {enough} nodes or more")
+                dealt = _digest_of(mine.peers)
+                if whole_holders(mine.peers, peers.keys()) < enough:
+                    raise FedtideError(f"a sum with shares is of all clients at {enough} nodes or more")
             links = {j: link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client}
-            entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough)
+            entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough, dict(keys), dealt)
             self._used.add((context, client))
             self._open[context, client] = entry
             _forget_oldest(self._open)
@@ -435,7 +444,9 @@ class Masker:
         told_digest = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
         if self._lists_of.setdefault(context, digest) != digest:
             raise FedtideError(ONE_LIST)
-        self._name(entry.about, client, digest)
+        for mine in sorted(named):  # a client of this node cannot have vanished: it keeps to the list, too
+            if entry.peers[mine] == self.bundle.public:
+                self._name(entry.about, mine, digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(
@@ -444,10 +455,11 @@ class Masker:
             )
 
         def shares(kind: str, dealers: Collection[int]) -> dict[int, bytes]:
-            mine = min(k for k in stay if entry.peers[k] == self.bundle.public) == client
+            first = min(k for k in stay if entry.peers[k] == self.bundle.public)
             return {
-                k: self._share(context, kind, k, self.bundle.public, entry.peers[k]) for k in sorted(dealers) if mine
-            }
+                k: self._share(context, (kind, k, entry.keys[k], entry.dealt), self.bundle.public, entry.peers[k])
+                for k in sorted(dealers) if first == client
+            }  # fmt: skip
 
         links = {j: seeds_of(secret, parts) for j, secret in entry.links.items() if j not in named}
         secret = Shown(seeds_of(entry.seed, parts), {}, links, shares("seed", lost), shares("key", gone))
@@ -477,9 +489,12 @@ class Masker:
             self._shared[key] = agree(self._key, key)
         return self._shared[key]
 
-    def _share(self, context: Context, kind: str, client: int, holder: str, peer: str) -> bytes:
-        """Return the key that seals a holder's share of a client's secret; `peer` is the public key of the other."""
-        return derived(self._secret(peer), context.info("share", kind, client, holder))
+    def _share(self, context: Context, secret: tuple[str, int, str, str], holder: str, peer: str) -> bytes:
+        """Return the key that seals a holder's share of a secret; `peer` is the public key of the other node.
+
+        The secret is named by its kind, its client, that one's key for the sum and the digest of those who are asked.
+        """
+        return derived(self._secret(peer), context.info("share", *secret, holder))
 
 
 def agree(private: Any, public: str) -> bytes:
@@ -551,6 +566,19 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
     return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
 
 
+def whole_holders(asked: Mapping[int, Hashable], clients: Collection[int]) -> int:
+    """Count the holders of clients that were asked, of whom all clients are among some.
+
+    >>> whole_holders(dict(enumerate("aabbc")), {0, 1, 2, 4})
+    2
+    """
+    return len(set(asked.values()) - {holder for client, holder in asked.items() if client not in clients})
+
+
+def _digest_of(peers: Mapping[int, str]) -> str:
+    return hashlib.sha256(_plain(sorted(peers.items()))).hexdigest()
+
+
 def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int) -> bool:
     """Tell whether the clients that are left can open the sum with their shares.
 
@@ -608,16 +636,18 @@ class _Sum:
     about: Question
     parts: int
     enough: int
+    keys: dict[int, str]
+    dealt: str
 
 
 @dataclass(repr=False)
 class _Deal:
-    """The secrets of a client for a sum, its shares of them, and the keys of the nodes that have shares."""
+    """The secrets of a client for a sum, its shares of them, and by client that was asked its node's public key."""
 
     dealing: Dealt
     private: Any
     seed: bytes
-    holders: tuple[str, ...]
+    peers: dict[int, str]
 
 
 def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:

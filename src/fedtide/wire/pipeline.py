@@ -89,6 +89,7 @@ class Wire:
         divisor: expected number of clients in a sum, in place of the number that came, which nobody reads: every sum is
             opened then, also one of nobody. None reads the number that came.
         sums_scores: whether scores of clients are sums, too (`fedtide.wire.scores`).
+        shares: whether nodes deal shares of their secrets, so that some may vanish (`fedtide.wire.shares`).
     """
 
     secure: bool = True
@@ -98,6 +99,7 @@ class Wire:
     fixed_point: bool = True
     divisor: int | None = None
     sums_scores: bool = False
+    shares: bool = False
 
     def of(self, question: str) -> "Wire":
         """Return the wire of a question: who is judged is no draw, and no secret."""

@@ -43,7 +43,7 @@ from fedtide.wire.pipeline import Wire
 from fedtide.wire.shares import SEALED
 from fedtide.wire.vector import Form, Leaf
 
-EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
 
 
 THREE = ("node-2", "node-3", "node-4")
@@ -137,7 +137,7 @@ GONE = {
 def test_a_third_of_the_nodes_may_vanish_and_it_costs_no_try(tmp_path, gone, method):
     """The sum of who answered has the same bits, of slots and branches too, which are opened by a second message."""
     answered = [k for k in range(6) if f"node-{k}" not in (*GONE[gone].get("ask", ()), *GONE[gone].get("deal", ()))]
-    study = toy(method, {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
     host, plain, _ = fleet_of(tmp_path, study=study)
     payload = host.algorithm.serve(host.algorithm.init(plain, Rng(0)), plain.clients)[0]
     whole = plain.ask("train", torch.tensor(answered), payload)
@@ -620,7 +620,7 @@ def about(header: Any) -> str:
 
 def private_fleet(home: Path) -> tuple[Any, Any]:
     privacy = {"multiplier": 1.0, "distance": 1, "clip": {"delta": 1.0, "loss": 5.0}}
-    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "privacy": privacy}, rounds=3)
+    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "shares": True, "privacy": privacy}, rounds=3)
     host = host_of(study, study.method[0], 0, MemoryStore(None))
     wire = server_wire(study, study.method[0], host, simulated_noise(0))
     fleet = near_fleet(host, 8, home, Meddling, wire, patience=1.0)

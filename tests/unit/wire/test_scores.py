@@ -216,7 +216,7 @@ def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
 
 
 def test_sums_without_noise_under_privacy_are_refused():
-    with pytest.raises(FedtideError, match="found `sum_scores = true` and `privacy` without `scores`"):
+    with pytest.raises(FedtideError, match="found `sum_scores = true` and `privacy`, but its sums have noise"):
         toy("fedavg", {}, wire={"sum_scores": True, "privacy": {"epsilon": 8.0, "clip": CLIP}})
 
 
