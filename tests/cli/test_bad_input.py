@@ -360,7 +360,7 @@ def change(half: Path, **values) -> Path:
 
 def test_a_checkpoint_of_another_version(capsys, here, half):
     change(half, format=99)
-    line = "checkpoint.json: format: found 99, but it was written by another version; allowed: 2"
+    line = "checkpoint.json: format: found 99, but it was written by another version; allowed: 3"
     assert line in refused(capsys, here, "resume", "x")
 
 

@@ -289,8 +289,13 @@ class Node:
             if isinstance(asked, WorkHeader) and asked.mask is None and (asked.forms is None or self.wire.fixed_point):
                 return None
             return "its study does not mask sums"
-        if isinstance(asked, DealHeader) and not self.wire.shares:
+        mask = getattr(asked, "mask", None)
+        if not self.wire.shares and (isinstance(asked, DealHeader) or (mask is not None and mask.drawn)):
             return "its study deals no shares"
+        if mask is not None and self.clients is not None and self.masker is not None:
+            for peers in mask.peers.values():
+                if any(name != self.masker.node and int(peer) in self.clients for peer, name in peers.items()):
+                    return "the server says that one of its clients is at another node"
         if isinstance(asked, DealHeader | UnmaskHeader) or (isinstance(asked, WorkHeader) and asked.forms is not None):
             number = asked.moment.round
             first = -1 - self.algorithm.traits.before

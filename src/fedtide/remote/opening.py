@@ -351,7 +351,7 @@ class MaskedSums:
         enough = self._enough(this.masking, by_slot(this.here)[slot] if slot in this.masking.holders else ())
         return (
             enough > 0
-            and enough_left(node_of, set(ids), stay, enough)
+            and enough_left(node_of, set(ids), stay, enough, wanted)
             and len(stay) >= wanted
             and hidden({client: node_of[client] for client in stay}, wanted)
         )

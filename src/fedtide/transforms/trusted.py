@@ -27,6 +27,7 @@ Choices:
       compared over all models, so a liar among few is still bounded.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -105,7 +106,8 @@ class Trusted(Transform):
 
                 def join(totals: list[list[Tree]], members: list[list[Tensor]]) -> list[Tree]:
                     nonlocal trust, left_out
-                    length = median_length([total for sums in totals for total in sums])
+                    several = any(len(sums) > 1 for sums in totals)
+                    length = median_length([total for sums in totals for total in sums]) if several else math.inf
                     joined = []
                     for sums, buckets in zip(totals, members, strict=True):
                         proof = [float(certainty(trust[ids].sum(0))) for ids in buckets]

@@ -269,6 +269,8 @@ class Masker:
             raise FedtideError(STALE)
         if len({bundle.public for bundle in bundles.values()}) < len(bundles):
             raise FedtideError("two nodes have the same key for masks")
+        if any(int(bundle.public[-2:], 16) > 127 for bundle in bundles.values()):  # a bit that X25519 ignores
+            raise FedtideError("a key for masks is none")
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
@@ -437,7 +439,7 @@ class Masker:
             raise refused("sum to open", len(stay), f"{fewest} clients or more")
         if not hidden({peer: entry.peers[peer] for peer in stay}, fewest):
             raise FedtideError(ALONE)
-        if entry.enough and not enough_left(entry.peers, named, stay, entry.enough):
+        if entry.enough and not enough_left(entry.peers, named, stay, entry.enough, fewest):
             but = f"with clients of {entry.enough} nodes left, and without at most a third of its own"
             raise refused("sum to open", sorted(stay), but)
         others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
@@ -579,7 +581,7 @@ def _digest_of(peers: Mapping[int, str]) -> str:
     return hashlib.sha256(_plain(sorted(peers.items()))).hexdigest()
 
 
-def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int) -> bool:
+def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int, fewest: int) -> bool:
     """Tell whether the clients that are left can open the sum with their shares.
 
     Args:
@@ -587,14 +589,20 @@ def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int]
         named: clients of the list.
         stay: those of them that are left.
         enough: how many shares give a secret back.
+        fewest: clients below which no sum is opened. So many less one may help the server. Without them as many have to
+            be left as vanished. Else sums of several lists, in which others vanish, could cancel but for one client.
 
     >>> asked = dict(enumerate("aabcdef"))
-    >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 4) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
+    >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 4, 3) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
     [True, False]
-    >>> enough_left(asked, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, 4)
+    >>> enough_left(asked, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, 4, 3)
     False
+    >>> [enough_left(asked, set(range(7)), {0, 2, 3, 4, 5}, 4, fewest) for fewest in (4, 5)]
+    [True, False]
     """
-    return len({holders[k] for k in stay}) >= enough and 3 * len(named - stay) <= len(named)
+    lost = len(named - stay)
+    is_third = 3 * lost <= len(named) and lost <= len(stay) - (fewest - 1)
+    return len({holders[k] for k in stay}) >= enough and is_third
 
 
 def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
