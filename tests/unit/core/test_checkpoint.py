@@ -138,7 +138,18 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
         loaded(tmp_path, "xyz")
 
 
-@pytest.mark.parametrize("found", [0, 1, 2, "3", None, 2.5])
+def test_a_checkpoint_from_before_models_were_kept_is_read(tmp_path):
+    saved(tmp_path, 3)
+    (path,) = tmp_path.glob("*/checkpoint.json")
+    about = json.loads(path.read_text())
+    del about["kept"], about["sum"]
+    about["format"] = checkpoint.UNKEPT
+    path.write_text(json.dumps({**about, "sum": checkpoint._sum(about)}))
+    assert checkpoint.check(tmp_path, config=None).kept == ()
+    assert loaded(tmp_path)[0].round == 3
+
+
+@pytest.mark.parametrize("found", [0, 1, 4, "3", None, 2.5])
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, found):
     saved(tmp_path, 3)
     path = tmp_path / "00000003" / "checkpoint.json"
