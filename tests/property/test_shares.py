@@ -242,6 +242,14 @@ def test_a_node_keeps_all_its_clients_to_a_list():
         made.at[1].show(later, 1, range(1, 6), 2)
 
 
+def test_as_many_vanish_as_would_let_lists_cancel():
+    """Two of six clients are at one node, and two helpers are left. Sums of lists that lose others would cancel."""
+    made = cohort([0, 1, 2, 2, 3, 4], [[1, 1]] * 6, fewest=4)
+    with pytest.raises(FedtideError, match="with clients of 4 nodes left"):
+        made.at[0].show(CONTEXT, 0, range(6), 4, (0,), [2, 3])
+    assert made.at[0].show(CONTEXT, 0, range(6), 4, (0,), [5]).seeds, "one may vanish, as 5 less 3 are left"
+
+
 def test_what_clients_show_opens_only_if_all_were_told_the_same():
     """Each is told its own list, with enough left: none of their shares can be read."""
     made = cohort(list(range(12)), [[1, 1]] * 12)
