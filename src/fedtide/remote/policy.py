@@ -15,9 +15,9 @@ the server's word: if answers are not masked, it could look at each of them. If 
 keys that masks are shared with.
 
 Some rules hold without a file, because no study needs more. A client is judged on test and validation rows alone, with
-few models in a round. The server receives its mean loss to three digits. In a private study, and with `epsilon`, no
-answer to "score" leaves the node unless `questions` names it, because it has no noise. In a study that sums scores no
-exact answer leaves it at all, and "score" stands for the sum.
+few models in a round. The server receives its mean loss to three digits. With `epsilon` no answer to "score" leaves the
+node unless `questions` names it, because it has no noise. If a study is private or sums scores no exact answer leaves
+the node at all, and "score" stands for the sum.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ class Policy(Strict):
 
     Args:
         reveals: names of values that the server may see client by client; None allows what the study asks.
-        questions: names of the works that are done here; None allows what the study asks. In a private study, and with
-            `epsilon`, "score" has to be named.
+        questions: names of the works that are done here; None allows what the study asks. With `epsilon`, "score" has
+            to be named.
         fewest: minimum number of clients in a sum.
         rows_at_least: minimum number of rows of a part for a client to be judged on it.
         secure: whether sums must be masked.
@@ -108,11 +108,13 @@ class Policy(Strict):
         >>> Policy(epsilon=4.0).withholds_score(False)
         "its owner limits epsilon, and the owner's `questions` do not name 'score', which has no noise"
         >>> Policy(epsilon=4.0, questions=("train", "score")).withholds_score(True)
+        'its study is private, and an exact score has no noise'
         """
-        if SCORE in (self.questions or ()) or not (private or self.epsilon is not None):
+        if private:
+            return "its study is private, and an exact score has no noise"
+        if self.epsilon is None or SCORE in (self.questions or ()):
             return None
-        why = "its study is private" if private else "its owner limits epsilon"
-        return f"{why}, and the owner's `questions` do not name '{SCORE}', which has no noise"
+        return f"its owner limits epsilon, and the owner's `questions` do not name '{SCORE}', which has no noise"
 
     def shows(self, name: str) -> bool:
         """Tell whether the server may see a value of a client by itself."""

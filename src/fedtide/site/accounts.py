@@ -264,10 +264,11 @@ def describe_budget(
         folder: folder of the node's own ledgers.
         policy: the owner's rules.
     """
-    most, bare = policy.epsilon, "" if wire.sums_scores or policy.withholds_score(study is not None) else SCORE
+    most = policy.epsilon
     if study is None:
         if most is not None:
-            which = f"questions but {bare}" if bare else "all questions"
+            is_told = not wire.sums_scores and policy.withholds_score(private=False) is None
+            which = f"questions but {SCORE}" if is_told else "all questions"
             yield f"will be refused: {which} (your policy allows epsilon {most:g}, and there is no noise)"
         return
     plan, z = study.plan, study.z
@@ -275,8 +276,7 @@ def describe_budget(
     if (clip := wire.clip) is not None:
         yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     judged = "" if study.score_ledger is None else f", of scores {study.score_ledger.z:.3g}"
-    what = f"it adds noise to sums (multiplier {z:.3g}{judged})"
-    yield f"privacy: the server says that {what}{bare and f'; {bare} has none'}"
+    yield f"privacy: the server says that it adds noise to sums (multiplier {z:.3g}{judged})"
     for client in clients:
         ledger = study.fresh(lines=read(folder / f"{client}.jsonl"))
         yield f"privacy: client {client} {_so_far(ledger, client)}, by this node's own ledger"

@@ -270,8 +270,9 @@ def describe_terms(
         answer = f"{sends} in a sum{noise}: accuracy, and whether there are rows to be judged on"
     yield f"asks: {SCORE}: receives {bytes_of(evaluation.down)}, {'sends nothing' if withheld else answer}"
     if withheld:
-        yield f"will be refused: {SCORE} (`questions` of your policy can name it; its answer is exact, outside epsilon)"
-    elif not wire.sums_scores and (wire.hides or policy.epsilon is not None):
+        but = "its study has no `privacy.scores`" if wire.hides else "`questions` of your policy can name it"
+        yield f"will be refused: {SCORE} ({but}; its answer is exact, outside epsilon)"
+    elif not wire.sums_scores and policy.epsilon is not None:
         yield f"warning: your policy names {SCORE}: the server learns these numbers exactly, outside epsilon"
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"

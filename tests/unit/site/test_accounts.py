@@ -349,14 +349,16 @@ def plain_site(folder: Path) -> Site:
     [(private_site, "", False), (private_site, "", True), (plain_site, "epsilon = 4.0\n", False),
      (plain_site, "epsilon = 4.0\n", True)],
 )  # fmt: skip
-def test_scores_leave_a_node_only_if_its_owner_names_them(tmp_path, make, epsilon, named):
+def test_exact_scores_leave_no_private_study_and_with_a_limit_only_if_the_owner_names_them(
+    tmp_path, make, epsilon, named
+):
     site = make(tmp_path)
     nodes = nodes_of(tmp_path, site, lambda name: epsilon + NAMED * (named and name == "oslo"))
     told = [rows > 0 for rows in judged_rows(site, nodes)]
-    assert told == [named and name == "oslo" for name in NAMES]
+    assert told == [named and make is plain_site and name == "oslo" for name in NAMES]
     lines = [json.loads(line) for line in (tmp_path / "berlin" / RECORD).read_text().splitlines() if line]
     (word,) = {word for line in lines if line["kind"] == "score" for word in line["clients"].values()}
-    assert "do not name 'score'" in word
+    assert ("its study is private" if make is private_site else "do not name 'score'") in word
     assert (tmp_path / "berlin" / "judged" / "payload").stat().st_size, "a node predicts with the model all the same"
 
 
@@ -369,7 +371,7 @@ def test_a_node_without_budget_answers_scores(tmp_path):
     ("policy", "line", "not_said"),
     [
         ("", "will be refused: score", "the server learns these numbers exactly"),
-        (NAMED, "warning: your policy names score: the server learns these numbers exactly", "refused: score"),
+        (NAMED, "will be refused: score (its study has no `privacy.scores`", "the server learns these numbers exactly"),
         ("secure = true\n", "warning: your policy has `secure` without `peers`: keys of other nodes", "but score"),
         ("secure = true\npeers = []\n", "sums: masked", "without `peers`"),
     ],
