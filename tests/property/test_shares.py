@@ -250,6 +250,14 @@ def test_as_many_vanish_as_would_let_lists_cancel():
     assert made.at[0].show(CONTEXT, 0, range(6), 4, (0,), [5]).seeds, "one may vanish, as 5 less 3 are left"
 
 
+def test_clients_that_a_node_makes_up_let_no_lists_cancel():
+    """Two honest clients would be left and two vanish, with eight of one helper: four such lists tell of one client."""
+    made = cohort([0, 1, 2, 2, *[3] * 8], [[1, 1]] * 12, fewest=3)
+    with pytest.raises(FedtideError, match="with clients of 3 nodes left"):
+        made.at[0].show(CONTEXT, 0, range(12), 3, (0,), [2, 3])
+    assert made.at[0].show(CONTEXT, 0, range(12), 3, (0,), [1]).seeds, "one may vanish, as more are left"
+
+
 def test_what_clients_show_opens_only_if_all_were_told_the_same():
     """Each is told its own list, with enough left: none of their shares can be read."""
     made = cohort(list(range(12)), [[1, 1]] * 12)

@@ -24,7 +24,7 @@ with the reason."""
 UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
 """Word for a client in whose sum there is no fault of its own."""
 
-UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
+UNSIGNED = f"{REFUSED}its key for masks is not one of its own, signed by its registered key"
 """Word for a client whose node is not asked for masked answers, because all others would refuse to answer."""
 
 TOO_LARGE = f"{REFUSED}a number of its answer is too large for the sum"

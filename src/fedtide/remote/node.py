@@ -179,7 +179,7 @@ class Node:
             return answer, codec.to_bytes(dict.fromkeys(asked.clients, asdict(self.masker.bundle)))
         try:
             if isinstance(asked, DealHeader):
-                return answer, codec.to_bytes(deal(self.masker, asked, self._fewest))
+                return answer, codec.to_bytes(deal(self.masker, asked, self.wire.fewest, self._fewest))
             return answer, codec.to_bytes(show(self.masker, asked, self._fewest, counted=self.wire.clip is None))
         except FedtideError as error:
             return _refusal(asked, error)
@@ -275,8 +275,8 @@ class Node:
         if isinstance(asked, ScoreHeader):
             return EXACT if self.wire.sums_scores else None
         if isinstance(asked, WorkHeader) and is_score(asked.question):
-            if not is_spelled(asked.question):
-                return "it is no evaluation of any study"
+            if not is_spelled(asked.question) or score_header(asked).other not in ("", *self.algorithm.others):
+                return "it is no evaluation of its study"
             if not self.wire.sums_scores or asked.forms is None:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
@@ -470,19 +470,20 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
     return None
 
 
-def deal(masker: Masker, asked: DealHeader, fewest: int) -> dict[int, Tree]:
+def deal(masker: Masker, asked: DealHeader, fewest: int, wanted: int) -> dict[int, Tree]:
     """Return by client its key for a sum, and shares of its secrets for all nodes that are asked.
 
     Args:
         masker: draws the secrets.
         asked: the question.
-        fewest: how many clients there must be in a sum.
+        fewest: how many clients there must be in a sum, as the study says.
+        wanted: the same, as the owner says.
     """
     dealt = {}
     for client in asked.clients:
         peers = asked.mask.peers[_slot(asked, client)]
         nodes = {int(peer): (name, asked.mask.keys[name].public) for peer, name in peers.items()}
-        dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes, fewest))
+        dealt[client] = dealt_tree(masker.deal(_context(asked, client), client, nodes, fewest, wanted))
     return dealt
 
 

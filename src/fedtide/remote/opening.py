@@ -156,7 +156,9 @@ class MaskedSums:
     offer: Callable[[Ask], None]
     signed: Callable[..., bool]
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
+    _first: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    _stale: set[int] = field(default_factory=set, init=False, repr=False)
     _tries: int = field(default=0, init=False)
     _lists: dict[tuple[int, str, int], list[int]] = field(default_factory=dict, init=False, repr=False)
 
@@ -168,7 +170,7 @@ class MaskedSums:
         that differ by few clients. Keys and shares have the seconds of a question, answers as many, and all later
         messages as many, for all tries together.
         """
-        self._unmet = {}
+        self._unmet, self._stale = {}, set()
         asked, named_before, why, bare = ask, frozenset[int](), dict[int, str](), set[int]()
         now, end = self.mail.clock.monotonic, math.inf
         for _ in range(TRIES):
@@ -184,7 +186,7 @@ class MaskedSums:
             answers = self.mail.received("ask", set(here.clients.tolist()))
             stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
             if self._forget_keys(stale):
-                why |= dict.fromkeys(stale, UNOPENED)
+                why |= dict.fromkeys(stale, REFUSED + STALE)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
             if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
@@ -210,8 +212,8 @@ class MaskedSums:
             if not self._forget_keys(why):
                 amiss = {client: word.removeprefix(LOST) for client, word in (this.wrong | this.lost).items()}
                 return replace(self._checked(ask, alive, this.sums), closed=closed, amiss=amiss)
-        silent = {client for client, word in why.items() if ONE_LIST not in word}
-        return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._unsigned)
+        silent = {client for client, word in why.items() if ONE_LIST not in word and word != UNOPENED}
+        return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._barred)
 
     def _names_the_same(self, ask: Ask) -> bool:
         """Tell whether clients were asked to open a question of its round for no other list: they would not."""
@@ -233,7 +235,7 @@ class MaskedSums:
 
         Returns:
             The question to those that did, or have to deal none. The shares; None if a node was started again, so that
-            others have to know its new key.
+            others have to know its new key. One that says so twice is not asked again.
         """
         self._tries += 1
         node_of, mask, now = self.mail.node_of, self._mask(ask), self.mail.clock.monotonic()
@@ -253,7 +255,7 @@ class MaskedSums:
             if (answer := answers.get(client)) is None:
                 continue
             self._unmet[client], dealt_shares, name = answer.word, answer.content, node_of[client]
-            if answer.word == REFUSED + STALE:
+            if answer.word == REFUSED + STALE and client not in self._stale:
                 stale.append(client)
                 self._unmet[client] = UNOPENED
             elif answer.word == ANSWERED and not _fits(dealt_shares, len(holders[slot]), fewest):
@@ -265,6 +267,7 @@ class MaskedSums:
                     del self._unmet[client]
                 else:
                     self._unmet[client] = UNSIGNED
+        self._stale |= set(stale)
         if self._forget_keys(stale):
             return ask, None
         whole, ask = ask, self._in_enough(_only(ask, set(ask.clients.tolist()) - slot_of.keys() | dealt.keys()))
@@ -405,15 +408,16 @@ class MaskedSums:
         gave = {place: secrets[client] for place, client in helpers.items()}
         vanished, wrong = recovered(context, key, this.masking.dealt, new, gone, gave)
         this.vanished.update(vanished)
-        words = dict[int, str]()
+        dealers, others = dict[int, str](), dict[int, str]()
         for fault in wrong:
             if fault.place is None:
-                words[fault.client] = f"{LOST}its shares are not of the secret that it dealt"
+                dealers[fault.client] = f"{LOST}its shares are not of the secret that it dealt"
             else:
                 what = f"its share of a secret of client {fault.client} does not open"
-                words[helpers[fault.place]] = f"{LOST}{what}; one of the nodes that are left sent a wrong secret"
-        this.wrong.update(words)
-        return {} if vanished else this.lost | words
+                others[helpers[fault.place]] = f"{LOST}{what}; one of the nodes that are left sent a wrong secret"
+        this.wrong.update(others | dealers)
+        # One wrong secret spoils the shares of all others, so these say nothing of who sent it.
+        return {} if vanished else this.lost | dict.fromkeys(others, UNOPENED) | dealers
 
     def _find_units(self, this: Try) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, Closed]]:
         """Return by slot the parts behind the first that may be opened, the clients in each, and the closed units.
@@ -454,12 +458,12 @@ class MaskedSums:
                 sums[slot] = total
             else:
                 why |= dict.fromkeys(members, f"{LOST}its sum cannot be, by what one of its nodes sent: {fault}")
-        return Opened(sums, frozenset(alive.clients.tolist()) - why.keys(), why, self._unmet, self._unsigned)
+        return Opened(sums, frozenset(alive.clients.tolist()) - why.keys(), why, self._unmet, self._barred)
 
     @property
-    def _unsigned(self) -> frozenset[int]:
-        """The clients with whose keys no other node would mask anything."""
-        return frozenset(client for client, word in self._unmet.items() if word == UNSIGNED)
+    def _barred(self) -> frozenset[int]:
+        """The clients with whose keys no other node would mask anything, or whose nodes have another one each time."""
+        return frozenset(client for client, word in self._unmet.items() if word in (UNSIGNED, REFUSED + STALE))
 
     def _forget_keys(self, clients: Iterable[int]) -> bool:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
@@ -477,13 +481,17 @@ class MaskedSums:
             for client, answer in self.mail.received("keys", set(strangers.clients.tolist())).items():
                 if answer.word != ANSWERED:
                     self._unmet[client] = answer.word
-                elif self.signed(self.mail.node_of[client], answer.content):
+                elif self._is_of(self.mail.node_of[client], answer.content):
                     keys[self.mail.node_of[client]] = answer.content
                 else:
                     self._unmet[client] = UNSIGNED
             for client in strangers.clients.tolist():
                 self.mail.forget("keys", client)
         return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))
+
+    def _is_of(self, node: str, key: Bundle) -> bool:
+        """Tell whether a key for masks is signed, and no other node said it before: that one alone can use it."""
+        return self.signed(node, key) and self._first.setdefault(key.public, node) == node
 
     def _in_enough(self, ask: Ask) -> Ask:
         """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
@@ -515,5 +523,5 @@ def _only(ask: Ask, clients: set[int]) -> Ask:
 
 
 def _fits(dealt: Dealt, nodes: int, fewest: int) -> bool:
-    """Tell whether shares are for so many nodes, and no fewer of them give a secret back than the study needs."""
-    return len(dealt.seeds) == SEALED * nodes and needed(nodes, fewest) <= dealt.needed <= nodes
+    """Tell whether shares are for so many nodes, and as many of them give a secret back as the study says."""
+    return len(dealt.seeds) == SEALED * nodes and dealt.needed == needed(nodes, fewest)

@@ -25,7 +25,8 @@ t nodes or more. All that a client sends, also shares, is sealed with what each 
 same list. A share opens only if its holder was asked among the same clients. So a list that opens b_i has, of some
 honest node, a client that i is masked with: no list gives their s_ij. Of two lists that open, 2t - n nodes were told
 both. An honest node keeps all its clients to one list, so these lied, and they are `fewest - 1` or more. Without shares
-as many can be in a list with one other client.
+as many can be in a list with one other client. t is the same for all secrets of a sum: with different ones fewer
+nodes would do.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
@@ -33,8 +34,8 @@ Two rules keep this so:
 
 1. A node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
    one. A client that vanished knows no list, so it may still open one more.
-2. At most a third of a list may vanish, and `fewest` must be left. So the sums of such lists tell of no fewer clients:
-   whoever takes others out of a sum needs a list that twice as many opened.
+2. At most a third of a list may vanish, and fewer than are left without the largest nodes. So sums of such lists,
+   added and subtracted, tell of no fewer clients: each client is left in one list, and more are left than vanish.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
@@ -269,7 +270,7 @@ class Masker:
             raise FedtideError(STALE)
         if len({bundle.public for bundle in bundles.values()}) < len(bundles):
             raise FedtideError("two nodes have the same key for masks")
-        if any(int(bundle.public[-2:], 16) > 127 for bundle in bundles.values()):  # a bit that X25519 ignores
+        if any(has_idle_bit(bundle.public) for bundle in bundles.values()):
             raise FedtideError("a key for masks is none")
         for node, bundle in bundles.items():
             if node == self.node:
@@ -300,19 +301,27 @@ class Masker:
             if not public or not is_known:
                 raise FedtideError(f"node '{node}': its key for a sum is not signed by its registered key")
 
-    def deal(self, context: Context, client: int, asked: Mapping[int, tuple[str, str]], fewest: int) -> Dealt:
+    def deal(
+        self, context: Context, client: int, asked: Mapping[int, tuple[str, str]], fewest: int, wanted: int = 0
+    ) -> Dealt:
         """Draw a client's secrets for a sum, and share them.
 
         Args:
             context: which sum.
             client: a client of this node.
             asked: by client that is asked the same, the name of its node and that one's public key.
-            fewest: clients below which no sum is opened.
+            fewest: clients below which the study opens no sum.
+            wanted: the same of the node's owner, if that is more.
 
         Raises:
-            FedtideError: they were dealt to others, there are too many, or the client has masked the sum before.
+            FedtideError: they were dealt to others, there are too many, or the client has masked the sum before. Or the
+                owner wants more nodes to be needed than the study, and so than all others.
         """
         holders = tuple(public for _, public in sorted(set(asked.values())))
+        enough = needed(len(holders), fewest)
+        if (most := needed(len(holders), max(fewest, wanted))) > enough:
+            but = f"with shares of {enough} of {len(holders)} nodes, and its owner's `fewest` of {wanted} wants {most}"
+            raise FedtideError(f"its study opens a sum {but}")
         peers = {k: public for k, (_, public) in asked.items()}
         entry = self._dealt.get((context, client))
         # Also if it was forgotten: shares of other secrets under the same keys would tell both.
@@ -325,7 +334,6 @@ class Masker:
             private = key_of_sum(key, context, client)
             public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
-            enough = needed(len(holders), fewest)
             self._ever_dealt.add((context, client))
             among = _digest_of(peers)
             dealing = Dealt(
@@ -513,6 +521,11 @@ def agree(private: Any, public: str) -> bytes:
     return secret
 
 
+def has_idle_bit(public: str) -> bool:
+    """Tell whether a public key has the bit that X25519 ignores, so that it could be spelled in two ways."""
+    return int(public[-2:], 16) > 127
+
+
 def spell_key(private: Any) -> str:
     """Return the public half of a key in hexadecimal digits."""
     public: str = private.public_key().public_bytes_raw().hex()
@@ -589,8 +602,9 @@ def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int]
         named: clients of the list.
         stay: those of them that are left.
         enough: how many shares give a secret back.
-        fewest: clients below which no sum is opened. So many less one may help the server. Without them as many have to
-            be left as vanished. Else sums of several lists, in which others vanish, could cancel but for one client.
+        fewest: clients below which no sum is opened. So many nodes less two may help the server, with all clients that
+            they have or make up. Of the others more have to be left than vanished. Else sums of several lists, in which
+            others vanish, could cancel but for one client.
 
     >>> asked = dict(enumerate("aabcdef"))
     >>> [enough_left(asked, {0, 2, 3, 4, 5, 6}, stay, 4, 3) for stay in ({0, 2, 3, 4}, {0, 2, 3})]
@@ -599,10 +613,13 @@ def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int]
     False
     >>> [enough_left(asked, set(range(7)), {0, 2, 3, 4, 5}, 4, fewest) for fewest in (4, 5)]
     [True, False]
+    >>> made_up = dict(enumerate("aabbhhhhhh"))  # one node says that it has six clients
+    >>> enough_left(made_up, set(made_up), set(made_up) - {2, 3}, 2, 3)
+    False
     """
-    lost = len(named - stay)
-    is_third = 3 * lost <= len(named) and lost <= len(stay) - (fewest - 1)
-    return len({holders[k] for k in stay}) >= enough and is_third
+    lost, counts = len(named - stay), sorted(Counter(holders[k] for k in stay).values(), reverse=True)
+    without = (len(stay) - sum(counts[:helping]) - (fewest - 1 - helping) for helping in range(fewest - 1))
+    return len(counts) >= enough and 3 * lost <= len(named) and all(lost <= left for left in without)
 
 
 def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
@@ -665,10 +682,13 @@ def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:
 def verified(run: str, node: str, bundle: Bundle, *about: object) -> bool:
     """Tell whether a node's registered key signed its key for masks, or with `Context.about` that for one sum.
 
-    No node could mask with some keys, so a node that signs such a one is left out.
+    No node could mask with some keys, so a node that signs such a one is left out. Nor would others with a bit that
+    X25519 ignores.
     """
     try:
         agree(key_of_sum(bytes(SECRET), Context("", (0, 0), 0, ""), 0), bundle.public)
     except FedtideError:
+        return False
+    if has_idle_bit(bundle.public):
         return False
     return verify_signature(bundle.identity, bundle.signature, _signed_bytes(run, node, bundle.public, *about))

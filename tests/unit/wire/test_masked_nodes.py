@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
-from fedtide.remote.asks import LOST, REFUSED, UNOPENED
+from fedtide.remote.asks import LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.messages import (
     KeyHeader,
     Response,
@@ -33,6 +33,7 @@ from fedtide.remote.node import masked, objection
 from fedtide.remote.node_answers import ROOM
 from fedtide.remote.offline import NearCarrier, near_fleet
 from fedtide.remote.opening import Opened
+from fedtide.remote.policy import Policy
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import server_wire
@@ -284,7 +285,7 @@ def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypa
     reply = asked(host, fleet, torch.arange(6))
     assert reply.clients.tolist() == ([0, 1, 3, 4, 5] if forged else list(range(6)))
     word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
-    assert word == ("refused: its key for masks is not signed by its registered key" if forged else "answered")
+    assert word == (UNSIGNED if forged else "answered")
     # A server that puts another key in its place is refused by each node.
     sent = question(fleet, "ask")
     header = json.loads(json.dumps(sent.header))
@@ -353,9 +354,84 @@ def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(t
     assert reply.total is not None
     assert reply.clients.tolist() == sorted(trained) == [client for client in fleet.clients.tolist() if client != 2]
     word = fleet.record.asks[0]["nodes"]["node-2"]["clients"]["2"]
-    assert word == "refused: its key for masks is not signed by its registered key"
+    assert word == UNSIGNED
     fleet.begin(replace(fleet.moment, round=1))
     assert 2 not in fleet.reachable.tolist()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_key_that_other_nodes_would_refuse_costs_no_sum(tmp_path, copied, monkeypatch):
+    """It is signed as it should be, but another node's, or spelled with the bit that is ignored."""
+    ec = masks.library().hazmat.primitives.asymmetric.ec
+    host, fleet, _ = fleet_of(tmp_path)
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in fleet.carrier.nodes}
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, masker=Masker("", name, keys[name]))
+    fleet._masked.signed = lambda node, key, *about: masks.verified("", node, key, *about)
+    masker = fleet.carrier.nodes["node-5"].masker
+    public = fleet.carrier.nodes["node-1"].masker.bundle.public
+    if not copied:
+        public = masker.bundle.public[:-2] + f"{int(masker.bundle.public[-2:], 16) | 128:02x}"
+    signature = masks.sign(keys["node-5"], masks._signed_bytes("", "node-5", public))
+    monkeypatch.setattr(masker, "bundle", replace(masker.bundle, public=public, signature=signature))
+    monkeypatch.setattr(masker, "check", lambda bundles: None)
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == [0, 1, 2, 3, 4]
+    assert fleet.record.asks[0]["nodes"]["node-5"]["clients"]["5"] == UNSIGNED
+
+
+def test_a_node_that_always_says_that_its_key_is_another_costs_a_try_and_is_left_out(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-5"]
+
+    def handle(header: Any, payload: bytes) -> Any:
+        if header["kind"] == "deal":
+            return {"clients": {str(client): REFUSED + masks.STALE for client in header["clients"]}}, b""
+        return node.handle(header, payload)
+
+    fleet.carrier.nodes["node-5"] = SimpleNamespace(handle=handle)
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == [0, 1, 2, 3, 4]
+    assert fleet.carrier.times["deal", "node-0"] == 2
+    fleet.begin(replace(fleet.moment, round=1))
+    assert 5 not in fleet.reachable.tolist()
+
+
+def test_who_is_left_of_a_sum_that_one_of_them_spoils_is_not_left_out(tmp_path, monkeypatch):
+    """A wrong secret of one spoils the shares of all others, so the server cannot tell who sent it."""
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    fleet.attendance.who, masker = Present(0), fleet.carrier.nodes["node-5"].masker
+    shows = masker.show
+
+    def lying(*given: Any) -> Any:
+        shown = shows(*given)
+        return replace(shown, opens=dict.fromkeys(shown.opens, bytes(SEED)))
+
+    monkeypatch.setattr(masker, "show", lying)
+    assert asked(host, fleet, torch.arange(6)).total is None
+    words = {name: line["clients"] for name, line in fleet.record.asks[0]["nodes"].items()}
+    assert words["node-0"] == {"0": UNOPENED}
+    fleet.begin(replace(fleet.moment, round=1))
+    assert set(fleet.clients.tolist()) - set(fleet.reachable.tolist()) == {2}
+
+
+def test_an_owner_who_wants_more_shares_to_be_needed_than_the_study_takes_no_part(tmp_path):
+    """With different numbers fewer nodes than are said would have both secrets of a client."""
+    host, fleet, _ = fleet_of(tmp_path)
+    node = fleet.carrier.nodes["node-5"]
+    fleet.carrier.nodes["node-5"] = replace(node, policy=lambda: Policy(fewest=5))
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == [0, 1, 2, 3, 4]
+    word = fleet.record.asks[0]["nodes"]["node-5"]["clients"]["5"]
+    but = "with shares of 4 of 6 nodes, and its owner's `fewest` of 5 wants 5"
+    assert word == f"refused: its study opens a sum {but}"
+
+
+def test_a_node_that_deals_with_more_shares_needed_than_the_study_is_left_out(tmp_path, monkeypatch):
+    """Else the sum would be lost with anybody who vanishes."""
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    masker = fleet.carrier.nodes["node-5"].masker
+    deals = masker.deal
+    monkeypatch.setattr(masker, "deal", lambda *given: replace(deals(*given), needed=6))
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypatch):

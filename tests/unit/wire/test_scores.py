@@ -411,8 +411,9 @@ def test_a_server_that_asks_for_exact_scores_is_refused(tmp_path):
         ("score train client", True, "it is judged on test and validation rows alone"),
         ("score test client", False, "its study does not ask for scores in a sum"),
         ("score test everything", True, "FedtideError at the node"),
-        ("score ", True, "it is no evaluation of any study"),
-        ("score test client ", True, "it is no evaluation of any study"),
+        ("score ", True, "it is no evaluation of its study"),
+        ("score test client made-up", True, "it is no evaluation of its study"),
+        ("score test client ", True, "it is no evaluation of its study"),
     ],
 )
 def test_nodes_refuse_other_sums_of_scores(tmp_path, question, scores, said):
