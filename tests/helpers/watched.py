@@ -17,6 +17,7 @@ from fedtide.transforms.watch import count_rows
 
 CLIENTS, ROWS, COLUMNS, CLASSES = 20, 100, 6, 3
 SURE = 1.6
+MORE = np.array([3.0, 1.0, 1.0])
 APART = 0.4
 """How far apart means of clients are."""
 
@@ -79,26 +80,26 @@ def windows(world: World, seed: int, begin: int, last: int, learns: int) -> Iter
         here = rng.permutation(CLIENTS)[: CLIENTS // 2]
         learned = min(0.6 + 0.4 * t / learns, 1.0) if world.trains else 1.0
         found, exact = [], []
+        drawn = 4 * ROWS if world.what == "labels" and size else ROWS
         for client in here:
-            x = homes[client] + rng.normal(size=(4 * ROWS, COLUMNS))
+            x = homes[client] + rng.normal(size=(drawn, COLUMNS))
             if world.rhythm:
-                x[:, 1] += 1.0 * np.cos(np.pi / 2 * (t % 4))
+                x[:, 1] += np.cos(np.pi / 2 * (t % 4))
             if world.what == "inputs":
                 x[:, 0] += 0.8 * size
             score = x @ weights
-            if world.what == "meaning" and size:
-                score = score[:, [1, 0, 2]] if client % 2 else score
+            if world.what == "meaning" and size and client % 2:
+                score = score[:, [1, 0, 2]]
             p = softmax(score)
             y = (p.cumsum(1) > rng.random((len(p), 1))).argmax(1)
-            keep = np.arange(ROWS)
-            if world.what == "labels" and size:
-                keep = np.argsort(-np.log(rng.random(len(y))) / np.where(y == 0, 3.0, 1.0))[:ROWS]
-            x, y, p = x[keep], y[keep], p[keep]
+            if drawn > ROWS:  # rows of class 0 come three times as often
+                p = p * MORE / (p * MORE).sum(1, keepdims=True)
+                kept = np.argsort(-np.log(rng.random(drawn)) / MORE[y])[:ROWS]
+                x, y, p = x[kept], y[kept], p[kept]
             logp = np.log(softmax(SURE * learned * (x @ weights)))
-            labeled = world.labels == "always" or t < learns
-            found.append(count_rows(torch.from_numpy(logp), torch.from_numpy(y) if labeled else None,
-                                    torch.from_numpy(x)))  # fmt: skip
-            exact.append((logp.argmax(1) == y).mean() if world.what == "labels" else p[np.arange(ROWS), logp.argmax(1)].mean())
+            labels = torch.from_numpy(y) if world.labels == "always" or t < learns else None
+            found.append(count_rows(torch.from_numpy(logp), labels, torch.from_numpy(x)))
+            exact.append(p[np.arange(ROWS), logp.argmax(1)].mean())
         rows = torch.tensor([float(ROWS * len(here))], dtype=torch.float64)
         yield torch.cat([torch.stack(found).mean(0), rows]), float(np.mean(exact))
 

@@ -22,6 +22,7 @@ Choices:
     - ours: `on-need` decides by labels, `train = "alarm"` without them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -49,7 +50,7 @@ from fedtide.learn.target import CLASSES
 from fedtide.learn.task import classes_of
 from fedtide.transforms.on_need import predict_own
 from fedtide.transforms.transform import Transform, apply, each_slot
-from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, look
+from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, in_words, look
 
 COLUMNS = 64
 """Columns of inputs that are compared one by one, at most."""
@@ -61,7 +62,7 @@ ROOM = 1e-6
 
 @dataclass(frozen=True)
 class Watched:
-    """What windows have told.
+    """Knowledge from windows so far.
 
     Args:
         groups: of all clients, then of each slot; empty before the first window.
@@ -169,8 +170,8 @@ class Watch(Transform):
         every = [whole, *(windows if slot is not None else ())]
         groups = watched.groups
         if len(groups) != len(every):  # the first window, or clusters were made anew
-            kept = groups[:1] or (Group.begin(layout, self.period, self.windows),)
-            groups = (*kept, *(Group.begin(layout, self.period, self.windows) for _ in every[1:]))
+            whole_group = groups[:1] or (Group.begin(layout, self.period, self.windows),)
+            groups = (*whole_group, *(Group.begin(layout, self.period, self.windows) for _ in every[1:]))
         phase = fleet.moment.round % self.period
         lines: list[Any] = []
         after = list(groups)
@@ -178,18 +179,16 @@ class Watch(Transform):
             if window is None:
                 lines.append(None)
                 continue
-            options = {"streams": len(KINDS) * len(every), "trains": self.train == "always"}
-            after[number], line = look(groups[number], window, phase, layout, **options)
+            after[number], line = look(
+                groups[number], window, phase, layout, streams=len(KINDS) * len(every), trains=self.train == "always"
+            )
             lines.append(line)
-        alarms = [
-            {"group": number, "kind": kind, **line["far"][kind]}
-            for number, line in enumerate(lines) for kind in (line or {}).get("alarms", ())
-        ]  # fmt: skip
-        known = Watched(tuple(after))
+        alarms = [alarm for number, line in enumerate(lines) if line for alarm in alarms_in(line, number - 1, layout)]
+        following = Watched(tuple(after))
         if alarms and self.train == "alarm":
-            known = Watched(left=self.rounds)
+            following = Watched(left=self.rounds)
         shown = {"watch": {**lines[0], "clients": len(reply.clients), "groups": lines[1:], "alarms": alarms}}
-        return known, shown if lines[0]["estimate"] is None else {"estimated": lines[0]["estimate"], **shown}
+        return following, shown if lines[0]["estimate"] is None else {"estimated": lines[0]["estimate"], **shown}
 
 
 def watch(algorithm: Algorithm, **options: Any) -> Algorithm:
@@ -205,6 +204,11 @@ def watch(algorithm: Algorithm, **options: Any) -> Algorithm:
     'watched, trains never'
     """
     return apply(algorithm, Watch(**options))
+
+
+def is_watched(algorithm: Algorithm) -> bool:
+    """Tell whether a method has this transform."""
+    return any(isinstance(transform, Watch) for transform in algorithm.transforms)
 
 
 def count_question(algorithm: Algorithm, most: int) -> Work:
@@ -233,7 +237,7 @@ def count_rows(logp: Tensor, y: Tensor | None, x: Tensor) -> Tensor:
         y: (rows,) labels; None if they are not counted.
         x: (rows, ...) inputs.
 
-    >>> window = count_rows(torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log(), torch.tensor([0, 0]), torch.zeros(2, 1))
+    >>> window = count_rows(torch.tensor([[0.93, 0.07], [0.36, 0.64]]).log(), torch.tensor([0, 0]), torch.zeros(2, 1))
     >>> window.nonzero().flatten().tolist()  # confidences of bins 12 and 18, right in 18, predicted 0 and 1, label 0
     [12, 18, 38, 40, 41, 42]
     """
@@ -284,11 +288,21 @@ def pooled(windows: list[Tensor | None]) -> Tensor | None:
     >>> pooled([torch.tensor([1.0, 3.0]), None, torch.tensor([0.0, 1.0])]).tolist()
     [0.75, 4.0]
     """
-    there = [window for window in windows if window is not None]
-    if not there:
+    filled = [window for window in windows if window is not None]
+    if not filled:
         return None
-    rows = torch.stack([window[-1] for window in there])
-    return torch.cat([rows @ torch.stack([window[:-1] for window in there]) / rows.sum(), rows.sum()[None]])
+    rows = torch.stack([window[-1] for window in filled])
+    return torch.cat([rows @ torch.stack([window[:-1] for window in filled]) / rows.sum(), rows.sum()[None]])
+
+
+def alarms_in(line: Mapping[str, Any], group: int, layout: Layout) -> list[dict[str, Any]]:
+    """Return the alarms of a group's window: group (-1 is all clients), kind, score, and words."""
+    alarms = []
+    for kind in line["alarms"]:
+        far = line["far"][kind]
+        text = ("" if group < 0 else f"group {group}: ") + in_words(kind, far["place"], far["sign"], layout)
+        alarms.append({"group": group, "kind": kind, "score": far["score"], "estimate": line["estimate"], "text": text})
+    return alarms
 
 
 def layout_of(window: Tensor, task: Any) -> Layout:
@@ -300,20 +314,20 @@ def layout_of(window: Tensor, task: Any) -> Layout:
 def odd(window: Tensor, layout: Layout) -> str:
     """Return why no rows can have been counted so; "" if they can.
 
-    >>> odd(torch.tensor([1.5, *[0.0] * 19, *[0.0] * 20, 1.0, 0.0, 0.0, 0.0, 9.0]), Layout(2, 0))
+    >>> odd(torch.tensor([0.5, *[0.0] * 19, *[0.0] * 20, 1.0, 0.0, 0.0, 0.0, 9.0]), Layout(2, 0))
     'shares of confidence do not add up'
     """
     parts = {name: window[:-1][place] for name, place in layout.places.items()}
+    for name, part in parts.items():
+        low = -1.0 if name == "inputs" else 0.0
+        if bool(((part < low - ROOM) | (part > 1 + ROOM)).any()):
+            return f"shares of {name} are below {low:g} or above 1"
     for name in ("confidence", "predicted", "labels"):
         whole = float(parts[name].sum())
         if abs(whole - 1) > ROOM and not (name == "labels" and abs(whole) <= ROOM):
             return f"shares of {name} do not add up"
     if bool((parts["right"] > parts["confidence"] + ROOM).any()):
         return "more rows are right than there are"
-    for name, part in parts.items():
-        low = -1.0 if name == "inputs" else 0.0
-        if bool(((part < low - ROOM) | (part > 1 + ROOM)).any()):
-            return f"shares of {name} are below {low:g} or above 1"
     if bool((parts["inputs"].square() > parts["squares"] + ROOM).any()):
         return "inputs have a negative variance"
     return ""

@@ -101,7 +101,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Group:
-    """What is known of the clients of one model, or of all.
+    """Knowledge of the clients of one model, or of all.
 
     Args:
         reference: (phases, R, size + 1) float64: windows with the number of their rows behind; no rows, not there yet.
@@ -158,12 +158,12 @@ class Calibration:
 
         >>> half = Calibration(torch.full((2,), 50.0), torch.tensor([0.5, 0.9]))
         >>> [round(number, 4) for number in half.estimate(torch.tensor([0.25, 0.75]), 100.0)]
-        [0.8, 0.054]
+        [0.8, 0.0512]
         """
         spread = self.right * (1 - self.right)
-        known = (confidence.square() * spread / self.rows.clamp(min=1)).sum()
+        calibrating = (confidence.square() * spread / self.rows.clamp(min=1)).sum()
         chance = self.factor * (confidence * spread).sum() / rows
-        return float(confidence @ self.right), math.sqrt(float(known + chance))
+        return float(confidence @ self.right), math.sqrt(float(calibrating + chance))
 
     def unseen(self, confidence: Tensor) -> float:
         """Return the share of rows in bins without a row of the reference."""
@@ -255,7 +255,7 @@ def factors(reference: Tensor, layout: Layout, kind: str) -> tuple[Tensor, float
         layout: of its windows.
         kind: what may drift.
     """
-    found, degrees = [], 0
+    squares, degrees = [], 0
     for windows in reference:
         windows = windows[windows[:, -1] > 0]
         if len(windows) < 2:
@@ -264,12 +264,12 @@ def factors(reference: Tensor, layout: Layout, kind: str) -> tuple[Tensor, float
         mean = rows @ windows[:, :-1] / rows.sum()
         v = variances(mean, layout, kind, float(rows.mean()))
         off = numbers_of(windows[:, :-1], layout, kind) - numbers_of(mean, layout, kind)
-        found.append((off.square() * rows[:, None]).sum(0) / v)
+        squares.append((off.square() * rows[:, None]).sum(0) / v)
         degrees += len(windows) - 1
-    if not found:
+    if not squares:
         return torch.ones(numbers_of(reference[0, 0], layout, kind).shape, dtype=torch.float64), PRIOR
-    each = torch.stack(found).sum(0)
-    moderated = (PRIOR * (each / degrees).mean() + each) / (PRIOR + degrees)
+    total = torch.stack(squares).sum(0)
+    moderated = (PRIOR * (total / degrees).mean() + total) / (PRIOR + degrees)
     return moderated.clamp(min=1.0), PRIOR + degrees
 
 
@@ -311,10 +311,29 @@ def tells_drift(scores: Sequence[float], streams: int = 1) -> bool:
     >>> tells_drift([0.0] * 9 + [1.0, 0.5]), tells_drift([0.0] * 9 + [8.0])
     (False, True)
     """
-    found = detector(LIMIT + math.log(streams) / (2 * SLACK))
+    page_hinkley = detector(LIMIT + math.log(streams) / (2 * SLACK))
     for score in scores:
-        found.update(score)
-    return bool(found.drift_detected)
+        page_hinkley.update(score)
+    return bool(page_hinkley.drift_detected)
+
+
+def in_words(kind: str, place: int, sign: int, layout: Layout) -> str:
+    """Return the words for drift of a kind: of the number that is furthest from the reference, and where it went.
+
+    >>> in_words("inputs", 4, -1, Layout(classes=2, inputs=3)), in_words("predictions", 1, 1, Layout(2, 3))
+    ('inputs: input 1 is closer to 0', 'predictions: class 1 is predicted more often')
+    """
+    how = "more" if sign > 0 else "less"
+    if kind == "inputs":
+        number, spread = place % layout.inputs, place >= layout.inputs
+        went = ("further from" if sign > 0 else "closer to") + " 0" if spread else "higher" if sign > 0 else "lower"
+        return f"inputs: input {number} is {went}"
+    if kind == "predictions":
+        is_class = place < layout.classes
+        return f"predictions: class {place} is predicted {how} often" if is_class else f"predictions: {how} sure"
+    if kind == "labels":
+        return f"labels: rows of class {place} come {how} often"
+    return f"meaning: rows are right {how} often than their confidence tells"
 
 
 # -- a window ----------------------------------------------------------------------------------------------------------
@@ -334,7 +353,7 @@ def look(
         trains: whether the model is trained between windows, so that its predictions change by themselves.
 
     Returns:
-        What is known of the group from now on, and a line of the record.
+        The knowledge of the group from now on, and a line of the record.
     """
     rows, confidence = float(window[-1]), window[layout.places["confidence"]]
     line: dict[str, Any] = {"rows": round(rows), "confidence": float(confidence @ centers())}
@@ -348,8 +367,8 @@ def look(
         if free < reference.shape[1]:
             reference[phase, free] = window
         quiet = torch.zeros(reference.shape[1], dtype=torch.float64)
-        known = replace(group, reference=reference, recent=recent, scores=dict.fromkeys(KINDS, quiet))
-        return known, line | {"estimate": None, "far": {}, "unknown": ["reference"], "alarms": []}
+        joined = replace(group, reference=reference, recent=recent, scores=dict.fromkeys(KINDS, quiet))
+        return joined, line | {"estimate": None, "far": {}, "unknown": ["reference"], "alarms": []}
     far: dict[str, Far] = {}
     if layout.inputs:
         far["inputs"] = compare(window, group, phase, layout, "inputs")
@@ -367,9 +386,12 @@ def look(
         estimate, error = calibration.estimate(confidence, rows)
         line |= {"estimate": estimate, "error": error}
         if accuracy is not None:
-            t = torch.tensor([(accuracy - estimate) / max(error, 1e-9)])
+            t = torch.tensor([(accuracy - estimate) / max(error, 1e-9)], dtype=torch.float64)
             far["meaning"] = score_of(t, calibration.degrees)
-        if "inputs" in far and far["inputs"].score > FAR:
+            if far["meaning"].score > FAR:
+                unknown.append("not as counted")
+        is_old = not trains or len(group.scores["inputs"]) < group.reference.shape[1]  # calibrated before the drift
+        if "inputs" in far and far["inputs"].score > FAR and is_old:
             unknown.append("new inputs")
         if calibration.unseen(confidence) > NEW:
             unknown.append("new confidences")
@@ -383,5 +405,5 @@ def look(
         if tells_drift(scores[kind].tolist(), streams):
             alarms.append(kind)
             scores[kind] = scores[kind][:0]
-    told = {kind: {"score": one.score, "place": one.place, "sign": one.sign} for kind, one in far.items()}
-    return replace(group, recent=recent, scores=scores), line | {"far": told, "unknown": unknown, "alarms": alarms}
+    scored = {kind: {"score": one.score, "place": one.place, "sign": one.sign} for kind, one in far.items()}
+    return replace(group, recent=recent, scores=scores), line | {"far": scored, "unknown": unknown, "alarms": alarms}
