@@ -93,7 +93,7 @@ WORDS = {
     "inspect": ["study.toml"], "recommend": ["study.toml"], "deploy": ["study.toml", "--method", "A", "--nodes", "a"],
     "resume": ["folder"], "forget": ["folder", "0"], "export": ["folder", "--format", "safetensors"],
     "predict": ["folder", "x.csv"],
-    "replay": ["folder"], "report": ["folder"], "verify": ["folder"], "track": ["folder", "tensorboard"],
+    "replay": ["folder"], "report": ["folder"], "watch": ["folder"], "verify": ["folder"], "track": ["folder", "tensorboard"],
     "rehearse": ["site"], "serve": ["site"], "admit": ["site", "a", "a.pub"], "invite": ["site", "b"],
     "status": ["site"], "rollback": ["site", "1"],
     "join": ["site/tickets/a.ticket", "--data", "x.csv"], "init": ["new.toml"], "recipes": [],
