@@ -46,6 +46,16 @@ def test_windows_alarms_and_the_page(alarmed, capsys):
     assert "http-equiv" not in page  # the run is over
 
 
+def test_clusters_have_a_table_of_their_own(here, monkeypatch, capsys):
+    monkeypatch.setattr(windows, "tells_drift", lambda scores, streams: len(scores) == 2)
+    transforms = [{"kind": "watch", "windows": 1}]
+    clustered = {**A, "name": "clusters", "algorithm": "fielding", "cohort": "everyone", "transforms": transforms}
+    root = finished(here / "run", study(clustered, rounds=4, eval_every=4))
+    assert done("watch", root) == 0
+    assert re.search(r"window \d: group \d: \w+: ", capsys.readouterr().out)
+    assert "Groups in the last window" in (root / "watch.html").read_text()
+
+
 def test_each_alarm_is_told_to_a_command_once(alarmed, here, capsys):
     for _ in range(2):
         assert done("watch", alarmed, "--on-alarm", f'{sys.executable} -c "{TELL}"') == 0

@@ -227,9 +227,8 @@ def test_an_alarm_is_told_once_and_again_if_it_becomes_worse():
 def test_without_river_one_line_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "river.drift", None)
     experiment = toy("fedavg", {"transforms": ["watch"]})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     with pytest.raises(FedtideError, match=r'"watch" needs river; pip install "fedtide\[watch\]"'):
-        host.algorithm.check(host.population)
+        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
 
 
 # -- what clients count ------------------------------------------------------------------------------------------------

@@ -99,10 +99,9 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
                for name in ("accuracy", "estimate", "error")}  # fmt: skip
     scores = {kind: float(line["far"][kind]["score"]) for kind in KINDS if kind in line["far"]}
     return {"rows": int(line["rows"]), **numbers, "scores": scores,
-            "unknown": [str(word) for word in line["unknown"]], "clients": int(line["clients"]),
+            "unknown": [str(word) for word in line["unknown"]],
             "alarms": [f"{alarm['text']}" for alarm in line["alarms"]],
-            "groups": [None if one is None else _checked({"clients": 0, **one, "alarms": []})
-                       for one in line["groups"]]}  # fmt: skip
+            "groups": [None if one is None else _checked({**one, "alarms": []}) for one in line.get("groups", ())]}  # fmt: skip
 
 
 def watched(root: Path, method: str | None = None, seed: int | None = None) -> list[Watched]:
