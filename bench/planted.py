@@ -59,9 +59,9 @@ STUDY, BUDGET, NEAR = "never-worse", 0.1, 0.01
 """The study, the share of its seconds that a tournament may spend, and how far from the best a method may be."""
 FIRST_SEED, SEED_STEP = 700, 10
 """Seeds of the tournaments in each world; the study plays others."""
-REFERENCE, QUIET, BEGINS, CHANGED = 10, 300, 60, 30
+REFERENCE, QUIET, BEGINS, CHANGED = 10, 200, 50, 25
 """Windows of the reference of a phase, of a world in which nothing changes, and before and after a change."""
-FIRST_WORLD = 100
+FIRST_WORLD = 200
 """First seed of watched worlds; the limit of alarms was chosen by others, below it."""
 IN_TIME, OFF, FALSE = 2, 0.02, 1 / 500
 """Windows within which drift has to be told, how far off an estimate may be, and false alarms of a window."""

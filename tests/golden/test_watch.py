@@ -197,17 +197,17 @@ def test_all_that_makes_an_estimate_unsure_is_told():
 
 
 def test_page_hinkley_by_hand():
-    """After nine zeros the sum of rises is -9, its least. A score of 4.5 has a mean of 0.45: 3.05 is below 3.5.
+    """After nine zeros the sum of rises is -9, its least. A score of 4 has a mean of 0.4, and 2.6 is below 3.
 
-    A second 4.5 has a mean of 9/11, and adds 2.68. A score of 8 rises by 8 - 0.8 - 1 = 6.2 at once. Eight streams have
-    a limit of 3.5 + log(8) / 2 = 4.54, and a score of 6 rises by 6 - 0.6 - 1 = 4.4.
+    A second 4 has a mean of 8/11, and adds 2.27. A score of 8 rises by 8 - 0.8 - 1 = 6.2 at once. Eight streams have
+    a limit of 3 + log(8) / 2 = 4.04, and a score of 5.5 rises by 5.5 - 0.55 - 1 = 3.95.
     """
     quiet = [0.0] * 9
-    assert not tells_drift([*quiet, 4.5])
-    assert tells_drift([*quiet, 4.5, 4.5])
+    assert not tells_drift([*quiet, 4.0])
+    assert tells_drift([*quiet, 4.0, 4.0])
     assert tells_drift([*quiet, 8.0])
-    assert not tells_drift([*quiet, 6.0], streams=8)
-    assert tells_drift([*quiet, 6.0], streams=1)
+    assert not tells_drift([*quiet, 5.5], streams=8)
+    assert tells_drift([*quiet, 5.5], streams=1)
 
 
 def test_a_quiet_stream_stays_quiet_for_long():

@@ -101,7 +101,8 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
     return {"rows": int(line["rows"]), **numbers, "scores": scores,
             "unknown": [str(word) for word in line["unknown"]],
             "alarms": [f"{alarm['text']}" for alarm in line["alarms"]],
-            "groups": [None if one is None else _checked({**one, "alarms": []}) for one in line.get("groups", ())]}  # fmt: skip
+            "groups": [None if one is None else _checked({**one, "alarms": []})
+                       for one in line.get("groups", ())]}  # fmt: skip
 
 
 def watched(root: Path, method: str | None = None, seed: int | None = None) -> list[Watched]:

@@ -49,7 +49,7 @@ MOST = 8.0
 """Largest score."""
 SLACK = 1.0
 """By how much the mean score has to rise, or it is no drift."""
-LIMIT = 3.5
+LIMIT = 3.0
 """Sum of rises at which one stream tells of drift."""
 FAR = 3.0
 """Score from which on a window is unlike the reference."""

@@ -1,4 +1,4 @@
-"""A site that is watched: alarms in the log of its server and in its record, and the same bits when it is played again."""
+"""A site that is watched: alarms in the log of its server and in its record, and the same bits when played again."""
 
 from __future__ import annotations
 
