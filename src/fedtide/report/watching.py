@@ -29,10 +29,12 @@ LOOK = 1.0
 """Seconds between two looks at the record."""
 LAST = 20
 """Windows that are printed, the last ones."""
+SHOWN = 500
+"""Windows and alarms in the tables of the page, the last ones; the picture has all."""
 PATIENCE = 60.0
 """Seconds that a command for an alarm may take."""
 UNKNOWN = {
-    "reference": "it is the reference",
+    "reference": "the window belongs to the reference",
     "no labels": "no row of the reference has a label, so there is no estimate",
     "new inputs": "inputs are unlike those of the reference, so confidence may mislead",
     "new confidences": "some confidences were not in the reference",
@@ -144,7 +146,7 @@ def table_of(lines: Sequence[dict[str, Any]]) -> Table:
             continue
         estimate = "-" if line["estimate"] is None else f"{100 * line['estimate']:.1f} ± {100 * line['error']:.1f} %"
         accuracy = "-" if line["accuracy"] is None else f"{100 * line['accuracy']:.1f} %"
-        scores = ["-" if kind not in line["scores"] else f"{line['scores'][kind]:.1f}" for kind in KINDS]
+        scores = ["-" if kind not in line["scores"] else f"{line['scores'][kind]:z.1f}" for kind in KINDS]
         unsure = ", ".join(line["unknown"])
         alarms = "; ".join(line["alarms"])
         rows.append([str(line["round"] + 1), str(line["rows"]), estimate, accuracy, *scores, unsure, alarms])
@@ -219,11 +221,11 @@ def write_page(root: Path, runs: Sequence[Watched]) -> Path:
         last: dict[str, Any] = lines[-1] if lines else {}
         parts.append({
             "title": one.run.title, "headline": headline(one, lines),
-            "alarms": [f"window {alarm['round'] + 1}: {alarm['text']}" for alarm in one.alarms],
+            "alarms": [f"window {alarm['round'] + 1}: {alarm['text']}" for alarm in one.alarms[-SHOWN:]],
             "pictures": to_pictures([("Accuracy and drift", CAPTION, draw(lines))], one.run.title),
-            "groups": group_table(last), "windows": table_of(lines[::-1]),
+            "groups": group_table(last), "windows": table_of(lines[::-1][:SHOWN]),
             "unknown": [f"{word}: {why}" for word, why in UNKNOWN.items() if any(
-                word in line.get("unknown", ()) for line in lines)],
+                word in line.get("unknown", ()) for line in lines[-SHOWN:])],
             "unseen": unseen(one.rule),
         })  # fmt: skip
     experiment = runs[0].run.experiment
