@@ -1,12 +1,15 @@
-"""Whether `inspect` and `recommend` find what is right in worlds whose answers are known.
+"""Whether `inspect`, `recommend` and `watch` find what is right in worlds whose answers are known.
 
 python bench/planted.py inspect [--seeds 10] [--keep]
 python bench/planted.py recommend [--seeds 5] [--out runs/planted] [--keep]
+python bench/planted.py watch [--seeds 10] [--keep]
 
 `inspect`: shifts that are planted in tables have to be found, and nothing else. `recommend`: the recipe never-worse is
 played whole, so the best method of each of its worlds is known on test rows; tournaments with other seeds get a tenth
 of the seconds that the methods take there, and have to name the best method or one near it. A tournament that was
-played is not played again. `--keep` writes docs/results/planted/COMMAND.json, which the documentation shows.
+played is not played again. `watch`: drift that begins in a known window has to be told, nothing else may be, and the
+accuracy that is estimated without labels has to be that of the world. `--keep` writes
+docs/results/planted/COMMAND.json, which the documentation shows.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from river import drift
 from scipy.stats import binomtest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -37,7 +42,9 @@ from fedtide.report.study import read_study
 from fedtide.report.terminal import print_table
 from fedtide.runs.job import recipe
 from fedtide.runs.runner import evaluated, judge_of
+from fedtide.transforms.windows import KINDS, Group, Layout, look
 from fedtide.tuning.tournament import read_tournament
+from helpers import watched
 from helpers.planted import WORLDS, expected, planted, positive
 from machine import machine
 
@@ -52,6 +59,12 @@ STUDY, BUDGET, NEAR = "never-worse", 0.1, 0.01
 """The study, the share of its seconds that a tournament may spend, and how far from the best a method may be."""
 FIRST_SEED, SEED_STEP = 700, 10
 """Seeds of the tournaments in each world; the study plays others."""
+REFERENCE, QUIET, BEGINS, CHANGED = 10, 200, 50, 25
+"""Windows of the reference of a phase, of a world in which nothing changes, and before and after a change."""
+FIRST_WORLD = 200
+"""First seed of watched worlds; the limit of alarms was chosen by others, below it."""
+IN_TIME, OFF, FALSE = 2, 0.02, 1 / 500
+"""Windows within which drift has to be told, how far off an estimate may be, and false alarms of a window."""
 WARM_UP = 2
 """Rounds of a method that are not timed with the others."""
 
@@ -128,6 +141,125 @@ def try_recommend(seeds: int, folder: Path) -> tuple[Table, Table]:
     return claim_table(claims), Table(header, rows)
 
 
+@dataclass
+class Told:
+    """What windows of a world with a seed have told.
+
+    Args:
+        quiet: windows in which nothing has changed.
+        false: alarms in them.
+        beside: kinds of alarms after the change that cannot tell of it.
+        after: windows until the first alarm after the change; None without any.
+        by: the kinds of that alarm.
+        off: how far estimates are from the accuracy of the world, before the change and after it.
+        sure: of those after it, whether the window says that the estimate is sure.
+        scores: by kind.
+    """
+
+    quiet: int = 0
+    false: int = 0
+    beside: list[str] = field(default_factory=list)
+    after: int | None = None
+    by: list[str] = field(default_factory=list)
+    off: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    sure: list[bool] = field(default_factory=list)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+
+
+def watch_world(world: watched.World, seed: int) -> Told:
+    """Look at all windows of a world."""
+    layout, learns = Layout(watched.CLASSES, watched.COLUMNS), REFERENCE * world.period
+    begin, last = (BEGINS, BEGINS + CHANGED) if world.what else (QUIET, QUIET)
+    group, told = Group.begin(layout, world.period, REFERENCE), Told()
+    played = watched.windows(world, seed, learns + begin, learns + last, learns)
+    for number, (window, exact) in enumerate(played, start=-learns):
+        phase = number % world.period
+        group, line = look(group, window, phase, layout, streams=len(KINDS), trains=world.trains)
+        if number < 0:
+            continue
+        is_changed = number >= begin
+        for kind, far in line["far"].items():
+            told.scores.setdefault(kind, []).append(far["score"])
+        if line["estimate"] is not None:
+            told.off[is_changed].append(abs(line["estimate"] - exact))
+            told.sure += [not line["unknown"]] * is_changed
+        if not is_changed:
+            told.quiet, told.false = told.quiet + 1, told.false + len(line["alarms"])
+        elif line["alarms"]:
+            told.beside += sorted(set(line["alarms"]) - set(world.told))
+            if told.after is None:
+                told.after, told.by = number - begin + 1, line["alarms"]
+    return told
+
+
+RIVALS = {"ADWIN": lambda: drift.ADWIN(), "KSWIN": lambda: drift.KSWIN(window_size=40, stat_size=10, seed=0)}
+"""Other detectors of river. KSWIN's default of 100 windows leaves none of the time before the change."""
+
+
+def tell_otherwise(name: str, world: watched.World, told: Told) -> Counter[str]:
+    """Count false alarms of another detector, and 1 if it tells of drift in time."""
+    counts: Counter[str] = Counter()
+    for kind, scores in told.scores.items():
+        found = RIVALS[name]()
+        for number, score in enumerate([0.0] * REFERENCE + scores, start=-REFERENCE):
+            found.update(score)
+            if not found.drift_detected:
+                continue
+            if not world.what or number < BEGINS:
+                counts["false"] += 1
+            elif not world.over and kind in world.told and number < BEGINS + IN_TIME:
+                counts["in time"] = 1
+    return counts
+
+
+def try_watch(seeds: int, folder: Path) -> tuple[Table, Table]:
+    """Look at the windows of each world and seed; return the claims and the results."""
+    rows, quiet, false, late, sudden, before = [], 0, 0, 0, 0, list[float]()
+    others = {name: Counter[str]() for name in RIVALS}
+    for name, world in watched.WORLDS.items():
+        played = [watch_world(world, seed) for seed in range(FIRST_WORLD, FIRST_WORLD + seeds)]
+        quiet, false = quiet + sum(one.quiet for one in played), false + sum(one.false for one in played)
+        old, new = ([off for one in played for off in one.off[k]] for k in (0, 1))
+        before += old
+        times = [one.after for one in played]
+        for one in played:
+            for rival, counts in others.items():
+                counts.update(tell_otherwise(rival, world, one))
+        if world.told and not world.over:
+            sudden += seeds
+            late += sum(after is None or after > IN_TIME for after in times)
+        sure = [is_sure for one in played for is_sure in one.sure]
+        by = Counter(kind for one in played for kind in one.by)
+        rows.append([
+            name,
+            f"{sum(one.false for one in played)} of {sum(one.quiet for one in played)}",
+            "-" if not world.what else f"{sum(after is not None for after in times)} of {seeds}",
+            "-" if not any(times) else f"{fmean(filter(None, times)):.1f}, {max(filter(None, times))}",
+            ", ".join(f"{kind} ({count})" for kind, count in by.most_common()) or "-",
+            f"{100 * fmean(old):.1f}, {100 * max(old):.1f}",
+            "-" if not new else f"{100 * fmean(new):.1f}",
+            "-" if not sure else f"{100 * fmean(sure):.0f} %",
+        ])  # fmt: skip
+    upper = binomtest(false, quiet).proportion_ci().high
+    within = fmean(off <= OFF for off in before)
+    claims = [
+        [f"Drift at once is told within {IN_TIME} windows, if anything can tell", f"{sudden - late} of {sudden}",
+         verdict(not late)],
+        ["At most one false alarm in 500 windows", f"{false} in {quiet} windows, the interval ends at one in "
+         f"{1 / upper:.0f}", verdict(upper <= FALSE)],
+        ["If confidence can be calibrated, the estimate is within 2 points", f"{100 * within:.1f} % of {len(before)}; "
+         f"{100 * fmean(before):.1f} points in the mean", verdict(within >= RIGHT)],
+    ]  # fmt: skip
+    claims += [
+        [f"River's {name} does it too, on the same scores", f"{counts['in time']} of {sudden}, "
+         f"{counts['false']} false alarms", verdict(counts["in time"] == sudden and counts["false"] <= FALSE * quiet)]
+        for name, counts in others.items()
+    ]  # fmt: skip
+    header = ["world", "false alarms of windows", "told", "after windows, mean, most", "first by",
+              "points off, mean, most", "after the change", "then sure"]  # fmt: skip
+    return claim_table(claims), Table(header, rows)
+
+
 def world_row(world: str, lines: Sequence[dict[str, Any]]) -> list[str]:
     """Return the row of a world: which methods were named, how far behind the best, and at which cost."""
     behind = [100 * line["behind"] for line in lines]
@@ -172,15 +304,19 @@ def verdict(holds: bool) -> str:
     return "holds" if holds else "does not hold"
 
 
+COMMANDS = {"inspect": (try_inspect, 10), "recommend": (try_recommend, 5), "watch": (try_watch, 10)}
+"""What is played, and with how many seeds."""
+
+
 def main() -> None:
-    """Play one of the two and print its claims and results."""
+    """Play one of them and print its claims and results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["inspect", "recommend"])
+    parser.add_argument("command", choices=[*COMMANDS])
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/planted"))
     parser.add_argument("--keep", action="store_true")
     given = parser.parse_args()
-    play, seeds = (try_inspect, 10) if given.command == "inspect" else (try_recommend, 5)
+    play, seeds = COMMANDS[given.command]
     began = time.perf_counter()
     claims, results = play(given.seeds or seeds, given.out)
     print_table(results, Console())

@@ -582,6 +582,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "advice": advice,
     "inspect_goal": partial(planted, "inspect"),
     "recommend_goal": partial(planted, "recommend"),
+    "watch_goal": partial(planted, "watch"),
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
 

@@ -245,7 +245,7 @@ def test_a_method_with_layers_at_home_keeps_what_it_refuses_already():
     inner = replace(inner, traits=replace(inner.traits, refuses={"on-need": "it says so"}))
     refuses = with_home(inner, inner.task, ("head",)).traits.refuses
     assert set(refuses) == {*OF_MODELS, "on-need"}
-    assert set(KINDS) == {*OF_MODELS, "on-need", "robust", "trusted"}
+    assert set(KINDS) == {*OF_MODELS, "on-need", "robust", "trusted", "watch"}
     assert refuses["on-need"] == "it says so"
 
 

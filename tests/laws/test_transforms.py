@@ -2,8 +2,8 @@
 
 A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster
 there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone.
-So do training on need, if it is always needed, and robust or trusted sums of one
-bucket.
+So do training on need, if it is always needed, robust or trusted sums of one bucket, and a
+watch.
 Two that both apply give the same in either order.
 """
 
@@ -22,7 +22,7 @@ from fedtide.core.trees import same
 from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.runs.build import host_of
-from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Robust, Shared, Trusted, apply
+from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, Robust, Shared, Trusted, Watch, apply
 from fedtide.transforms.transform import why_not
 from helpers.toys import ALIKE, played, toy
 
@@ -35,6 +35,7 @@ TRANSFORMS = {
     "robust": Robust(),
     "shared": Shared(),
     "trusted": Trusted(),
+    "watch": Watch(),
     "personalized": Personalized({"kind": "fine-tuned", "solver": FEW}),
 }
 WRITTEN = {
@@ -45,12 +46,14 @@ WRITTEN = {
     "robust": {"kind": "robust", "bucket": 99},
     "shared": {"kind": "shared", "layers": "trunk"},
     "trusted": {"kind": "trusted", "bucket": 99},
+    "watch": "watch",
     "personalized": {"kind": "fine-tuned", "solver": FEW},
 }
 BUSY: dict[str, dict] = {
     "on-need": {"kind": "on-need", "rise": 0.05, "patience": 1},
     "robust": {"kind": "robust", "rule": "median", "bucket": 2},
     "trusted": {"kind": "trusted", "bucket": 2},
+    "watch": {"kind": "watch", "windows": 1, "train": "alarm", "rounds": 1},
 }
 """Forms of transforms that do more, for the laws."""
 
@@ -122,7 +125,7 @@ ORDERS = [(name, *pair) for name in REGISTRY for pair in combinations(TRANSFORMS
 def test_two_transforms_give_the_same_in_either_order(name, one, two, thorough):
     if not (can_take(name, one) and can_take(name, two)):
         pytest.skip("one of them has no meaning for it")
-    if "at-home" in (one, two) and not {"on-need", "personalized", "robust", "trusted"} & {one, two}:
+    if "at-home" in (one, two) and not {"on-need", "personalized", "robust", "trusted", "watch"} & {one, two}:
         with pytest.raises(FedtideError, match="'at-home' is not allowed with '"):
             apply(algorithm(name), TRANSFORMS[one], TRANSFORMS[two])
         return

@@ -14,6 +14,7 @@ shift and the method that coped.
     fedtide forget runs/study 7    play it again as if client 7 never was
     fedtide report runs/study      make the report again
     fedtide track runs/study ...   send metrics to TensorBoard, MLflow, W&B
+    fedtide watch runs/study       tell drift of a watched run or site
     fedtide inspect data.csv       find which shift your own data have
     fedtide recommend data.csv     find which methods may help with it
     fedtide export runs/study      write a model for other programs
@@ -397,6 +398,34 @@ def report(
     return 0
 
 
+def watch(
+    folder: Path,
+    /,
+    *,
+    follow: bool = False,
+    on_alarm: str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+) -> int:
+    """Print the windows and alarms of a watched run or site, and write them to its page watch.html.
+
+    Args:
+        folder: the run folder, or the folder of a site.
+        follow: go on until the last round, or Ctrl-C: a line for each window and alarm, and the page anew.
+        on_alarm: a command with arguments, run once for each alarm, with the alarm as JSON on its standard input. No
+            shell reads it.
+        method: name of the method, if several are watched; by default all.
+        seed: by default all.
+    """
+    from fedtide.report.watching import follow as show
+    from fedtide.report.watching import watched
+
+    screen = console()
+    page = show(folder, watched(folder, method, seed), screen, command=on_alarm, again=follow)
+    say(f"page: {page}", screen)
+    return 0
+
+
 def verify(run_folder: Path, /, *, output: Output = Output()) -> int:
     """Command of `fedtide.verify`. The exit status is 1 if a file was changed."""
     from fedtide.api.jobs import of
@@ -645,7 +674,7 @@ app["--version"].group = "About"
 app.register_install_completion_command(group="About")
 
 OURS = (
-    run, init, tune, recommend, resume, forget, report, verify, track, export, predict, show, inspect, check,
+    run, init, tune, recommend, resume, forget, report, watch, verify, track, export, predict, show, inspect, check,
     list_recipes, algorithms, keys, models,
 )  # fmt: skip
 OF_REAL_CLIENTS = "deploy rehearse serve admit invite status join replay rollback"

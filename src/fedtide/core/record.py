@@ -31,7 +31,9 @@ LEDGER = "ledger.jsonl"
 """Releases of a private run, a line each, which `fedtide.wire.ledger` writes."""
 ROLLBACKS = "rollbacks.jsonl"
 """Returns to a kept model, a line each: `after` so many rounds, `to` the model after so many."""
-SOME = (FORGETTING, ASKS, LEDGER, ROLLBACKS)
+ALARMS = "alarms.jsonl"
+"""Alarms of a run that is watched, a line each, with the number of the round."""
+SOME = (FORGETTING, ASKS, LEDGER, ROLLBACKS, ALARMS)
 """Files that not every record has."""
 STOPPED = "stopped"
 """Key in the last line of a run that ended before its last round: the target that it reached."""
@@ -124,6 +126,7 @@ class Record:
         marks: what to keep of each file, from a checkpoint; everything after it is cut off. None starts anew.
         forgetting: whether there is a `forgetting.jsonl`.
         asks: whether there is an `asks.jsonl`.
+        alarms: whether there is an `alarms.jsonl`.
         truth: whether rows of `clients.csv` end with the true group at that moment.
         beside: a file that was written before the run and does not change; its mark goes with those of the record.
     """
@@ -135,13 +138,13 @@ class Record:
         *,
         forgetting: bool = False,
         asks: bool = False,
+        alarms: bool = False,
         truth: bool = False,
         beside: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        files = {
-            name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting, *[ASKS] * asks)
-        }
+        names = (*FILES, *[FORGETTING] * forgetting, *[ASKS] * asks, *[ALARMS] * alarms)
+        files = {name: (marks or {}).get(name, NOTHING) for name in names}
         for name in files:
             (folder / name).touch()
         check_marks(folder, {**(marks or {}), **files})

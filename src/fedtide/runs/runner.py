@@ -17,6 +17,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import (
+    ALARMS,
     ASKS,
     FORGETTING,
     LEDGER,
@@ -47,6 +48,7 @@ from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.privacy import server_wire
+from fedtide.transforms.watch import is_watched
 from fedtide.wire.ledger import check_released
 from fedtide.wire.noise import simulated_noise
 
@@ -184,6 +186,7 @@ class Run:
                 None if resumed is None else resumed[1],
                 forgetting=self.experiment.forgetting is not None,
                 asks=truth is None,
+                alarms=is_watched(judge.algorithm),
                 truth=regrouped,
                 beside=shift,
             )
@@ -257,6 +260,8 @@ class Run:
                 record.clients(result.clients)
             for line in judge.fleet.record_lines():
                 record.append(ASKS, line)
+            for alarm in result.line["facts"].get("watch", {}).get("alarms", ()):
+                record.append(ALARMS, {"round": done - 1, **alarm})
             if result.forgetting is not None:
                 record.append(FORGETTING, result.forgetting)
             now = time.perf_counter()

@@ -15,7 +15,7 @@ from fedtide.core.atomic import lock
 from fedtide.core.base import Algorithm, Facts, Simulation
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import LEDGER, read_rounds
+from fedtide.core.record import ALARMS, LEDGER, read_rounds
 from fedtide.core.rng import Rng
 from fedtide.draw.html import render
 from fedtide.draw.prose import counted
@@ -445,7 +445,12 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
                 log.say("shares", text, node=name, client=client, question=ask["question"], word=word)
         return latest.read().clients > site.roster.clients
 
+    logged = len(read_rounds(site.record, ALARMS))
     for progress in Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge):
+        for alarm in read_rounds(site.record, ALARMS)[logged:]:
+            text = f"alarm in round {alarm['round'] + 1}: {alarm['text']}"
+            log.say("alarm", text, **{name: value for name, value in alarm.items() if name != "text"})
+            logged += 1
         accuracy = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
         accuracy += "" if progress.noise is None else f" ± {progress.noise:.4f}"
         log.say("round", f"round {progress.round} of {progress.rounds}{accuracy}", **vars(progress))

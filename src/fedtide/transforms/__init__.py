@@ -26,15 +26,17 @@ from fedtide.transforms.robust import Robust, robust
 from fedtide.transforms.shared import Shared, shared
 from fedtide.transforms.transform import apply
 from fedtide.transforms.trusted import Trusted, trusted
+from fedtide.transforms.watch import Watch, watch
 
 __all__ = [
     "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared", "Trusted",
-    "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared", "trusted",
+    "Watch", "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared", "trusted",
+    "watch",
 ]  # fmt: skip
 
 
 Whole = Annotated[
-    Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Trusted | Personalized, Field(discriminator="kind")
+    Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Trusted | Watch | Personalized, Field(discriminator="kind")
 ]
 KINDS = kinds_of(Whole)
 

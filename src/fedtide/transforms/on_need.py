@@ -203,6 +203,21 @@ def judge_model(algorithm: Algorithm, state: Any, fleet: Any, clients: Tensor) -
     return sum(float(one.value) for one in sums), sum(one.weight for one in sums)
 
 
+def predict_own(
+    algorithm: Algorithm, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng
+) -> tuple[Shard, Tensor] | None:
+    """Return a client's rows for decisions, and what it predicts for them as in an evaluation; None without rows."""
+    rows = decision_rows(shard)
+    if not len(shard) or not len(rows.labels):
+        return None
+    if algorithm.adapt is not None:
+        # Rows that are judged must not be adapted on.
+        seen = shard if shard.apart else replace(shard, fetch_val=None)
+        adapted = algorithm.adapt(payload, memory, seen, moment, rng)
+        memory = memory if adapted is None or adapted.memory is None else detached(adapted.memory)
+    return rows, algorithm.predict(payload, [memory], rows.x, torch.zeros(len(rows), dtype=torch.int64)).told
+
+
 def judge_question(algorithm: Algorithm, target: Target) -> Work:
     """Build the question "need": the share of a client's validation rows that are predicted right, with their number.
 
@@ -210,16 +225,10 @@ def judge_question(algorithm: Algorithm, target: Target) -> Work:
     """
 
     def judge(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = decision_rows(shard)
-        if not len(shard) or not len(rows.labels):
+        judged = predict_own(algorithm, payload, memory, shard, moment, rng)
+        if judged is None:
             return None
-        if algorithm.adapt is not None:
-            # Rows that are judged must not be adapted on.
-            seen = shard if shard.apart else replace(shard, fetch_val=None)
-            adapted = algorithm.adapt(payload, memory, seen, moment, rng)
-            memory = memory if adapted is None or adapted.memory is None else detached(adapted.memory)
-        owner = torch.zeros(len(rows), dtype=torch.int64)
-        outputs = algorithm.predict(payload, [memory], rows.x, owner).told
+        rows, outputs = judged
         right = target.score_rows(target.predict_labels(outputs), rows.y).double()
         reference = target.sums(outputs, rows.y).get("reference")
         if reference is not None:

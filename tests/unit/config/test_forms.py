@@ -112,7 +112,7 @@ MISTAKES = [
     ({"algorithm": "fedavg", "safe": True}, "safe: 'fedavg' has no safe form; leave safe out"),
     (
         {"algorithm": "ifca", "transforms": ["fine-tund"]},
-        "Allowed: anchored, at-home, on-need, pooled, robust, shared, trusted, personalized, choice",
+        "Allowed: anchored, at-home, on-need, pooled, robust, shared, trusted, watch, personalized, choice",
     ),
     ({"algorithm": "ifca", "safe": "yes"}, "safe"),
 ]
