@@ -65,6 +65,7 @@ class LineSettings:
         json: whether the node writes its log as lines of JSON.
         with_parent: whether the node ends when the process ends that started it.
         worker: command of another program in place of the worker; () runs the worker.
+        warned: whether its owner was warned of its rows, which the server counts.
     """
 
     address: str
@@ -75,12 +76,13 @@ class LineSettings:
     json: bool = False
     with_parent: bool = False
     worker: Sequence[str] = ()
+    warned: bool = False
 
     @property
     def server(self) -> Caller:
         """The node's knowledge of its server, with its key."""
         key = read_private_key(Path(self.key))
-        return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
+        return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key, self.warned)
 
 
 def node_command(path: Path) -> list[str]:

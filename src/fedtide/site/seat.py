@@ -4,6 +4,7 @@ A node's folder holds NAME.key, which is secret and never travels, and NAME.pub,
 of the ticket, the place of the policy, the memory of its clients, and the model that they were evaluated with.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
+from fedtide.remote.grpc.line import Caller, tell_disagreement
 from fedtide.remote.machine_facts import RecentLog, tell
 from fedtide.remote.node import Node
 from fedtide.remote.node_memory import Judged
@@ -41,6 +43,7 @@ from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
+from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.machine import Health, Log, check_own, read_private_key
 from fedtide.site.node_process import LineSettings, answer_questions, node_command, write_log, write_settings
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
@@ -199,7 +202,19 @@ class Seat:
         """The settings of the node's stream."""
         home, ticket = self.home.absolute(), self.ticket
         key = str(self.key.absolute())
-        return LineSettings(ticket.address, str(home / "ca.crt"), ticket.digest, ticket.node, key)
+        return LineSettings(
+            ticket.address, str(home / "ca.crt"), ticket.digest, ticket.node, key, warned=self.is_warned
+        )
+
+    @cached_property
+    def doubts(self) -> list[Doubt]:
+        """Warnings of rows that are far from those of the study."""
+        return [doubt for path in self.data for doubt in far_from_study(path, self.ticket.rows)]
+
+    @property
+    def is_warned(self) -> bool:
+        """Tell whether the server counts this node among those whose owners were warned."""
+        return not self.ticket.is_private and any(doubt.is_common for doubt in self.doubts)
 
     def describe(self) -> Iterator[str]:
         """Say in lines which server it trusts, and which rows and rules it has."""
@@ -210,6 +225,9 @@ class Seat:
             yield f"rows: {path}: {', '.join(f'{self.rows.count(client, part)} {part}' for part in PARTS)}"
             if columns := describe_columns(path, ticket.rows):
                 yield f"columns: {path}: {columns}"
+        yield from (f"warning: {doubt.text}" for doubt in self.doubts)
+        if self.is_warned:
+            yield "warning: the server is told that rows here are far from the study's, and not of what"
         yield f"study: {ticket.experiment.rounds} rounds; questions and answers are written to {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
         clients = ticket.registered
@@ -271,6 +289,27 @@ def introduce(ticket: Ticket) -> Iterator[str]:
     ids = f"client{'s' * (len(ticket.clients) > 1)} {', '.join(map(str, ticket.clients))}"
     yield f"ticket: {ticket.node} ({ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
     yield f"seal: {ticket.seal} (ask the owner of the site for the seal that fedtide deploy printed, by telephone)"
+
+
+def tell_server(ticket: Ticket, home: Path) -> str:
+    """Tell the server that a node's rows do not agree with the study, and nothing else; say in a line what it learned.
+
+    A node that never joined has no key yet, and shows one that is thrown away.
+
+    Args:
+        ticket: the ticket of the site.
+        home: the node's folder.
+    """
+    if ticket.is_private:
+        return "the server is told nothing of that, because the study is private"
+    try:
+        path = home / f"{ticket.node}.key"
+        key = read_private_key(path) if path.exists() else certificates.draw_node_key()
+        caller = Caller(ticket.address, ticket.authority.encode("ascii"), ticket.digest, ticket.node, key)
+        asyncio.run(tell_disagreement(caller))
+    except (FedtideError, OSError) as error:
+        return f"the server does not know that this node cannot take part ({error})"
+    return "the server was told that rows of this node do not agree with the study, and nothing else of them"
 
 
 def check_versions(ticket: Ticket) -> None:

@@ -176,8 +176,9 @@ def join(
         log_json: write the log as lines of JSON.
     """
     from fedtide.site.certificates import fingerprint, read_public_key
+    from fedtide.site.client_rows import Disagreement
     from fedtide.site.machine import Log
-    from fedtide.site.seat import Seat, introduce, rules_of
+    from fedtide.site.seat import Seat, introduce, rules_of, tell_server
     from fedtide.site.seat import join as take_part
     from fedtide.site.tickets import Ticket
 
@@ -187,7 +188,12 @@ def join(
     for line in introduce(invitation):
         tell(line)
     home = home or Path(invitation.node)
-    seat = Seat.of(invitation, data, rules_of(home, policy), home)
+    try:
+        seat = Seat.of(invitation, data, rules_of(home, policy), home)
+    except Disagreement:
+        if not dry:
+            tell(tell_server(invitation, home))
+        raise
     for line in seat.describe():
         tell(line)
     if dry:

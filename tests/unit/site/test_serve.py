@@ -48,7 +48,7 @@ def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any
         experiment=experiment, roster=Roster.of("berlin"), deploy=deploy, root=folder, record=folder,
         status=folder / "status.json",
     )  # fmt: skip
-    carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict)
+    carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict, rows_apart=lambda: (0, 0))
     return Watch(site, log, carrier, **settings)
 
 
@@ -91,6 +91,19 @@ def test_a_server_says_for_whom_it_waits(tmp_path, log):
     assert "waiting for 1 more client before round 3 begins" in first
     assert "berlin: not admitted: fedtide admit" in second
     assert watch.look().phase == "waiting for 1 more client"
+
+
+def test_a_server_says_how_many_nodes_have_other_rows_and_never_which(tmp_path, log):
+    watch, counts = watch_of(tmp_path, log), [(0, 0), (1, 0), (1, 0), (2, 1)]
+    watch.carrier.rows_apart = lambda: counts.pop(0)
+    found = [watch.look() for _ in range(len(counts))]
+    assert [(status.disagreeing, status.warned) for status in found] == [(0, 0), (1, 0), (1, 0), (2, 1)]
+    said = [line.partition("rows: ")[2] for line in log.file.getvalue().splitlines()]
+    assert said == [
+        "1 node cannot take part: its rows do not agree with the study; its owner knows why",
+        "2 nodes cannot take part: their rows do not agree with the study; their owners know why",
+        "1 node found rows far from the study's; its owner knows in what",
+    ]
 
 
 def test_a_node_that_was_admitted_and_is_lost_is_asked_to_join_again(tmp_path, log):

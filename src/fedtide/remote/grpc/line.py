@@ -15,13 +15,24 @@ from typing import Any, Literal
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
-from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import (
+    DISAGREEMENT,
+    HEADER,
+    METHOD,
+    MOST,
+    SCHEME,
+    Broken,
+    Head,
+    Message,
+)
 from fedtide.wire.keys import sign, spell_public
 
 SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
 INTRODUCTION = 30.0
 """Seconds in which a server has to let a node in, or say why not."""
+SHORT = 10.0
+"""Seconds in which a server has to note that a node cannot take part; a person waits for it."""
 MINUTE = 60.0
 """Seconds after which a line is said once more."""
 CONNECTED = "connected"
@@ -112,6 +123,7 @@ class Caller:
         run: digest of the study.
         name: of the node.
         key: its private key.
+        warned: whether its owner was warned of its rows, which the server counts.
     """
 
     address: str
@@ -119,6 +131,7 @@ class Caller:
     run: str
     name: str
     key: Any
+    warned: bool = False
 
 
 class Closed(Exception):
@@ -211,7 +224,7 @@ class Line:
             call = channel.stream_stream(METHOD)()
             try:
                 async with asyncio.timeout(INTRODUCTION):
-                    await self._introduce(call, grpc.aio.EOF)
+                    await _introduce(self.caller, call, grpc.aio.EOF, protocol.INTRODUCTION, "welcome")
                 self._tell(f"connected to the server at {self.caller.address}", CONNECTED)
                 if self.let_in is not None:
                     self.let_in.touch()
@@ -220,22 +233,6 @@ class Line:
                 raise Closed(await _why(call) or str(error)) from None
             finally:
                 call.cancel()
-
-    async def _introduce(self, call: Any, end: Any) -> None:
-        """Show the node's key, and wait to be let in."""
-        head = Head.of(await _piece(call, end))
-        asked = head.extra.get("nonce")
-        if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
-            raise Broken("the server does not ask who this is")
-        caller, nonce = self.caller, protocol.make_nonce()
-        claim = protocol.claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
-        introduction = {
-            "scheme": SCHEME, "run": caller.run, "name": caller.name, "nonce": nonce,
-            "key": spell_public(caller.key.public_key()), "signature": sign(caller.key, claim),
-        }  # fmt: skip
-        await call.write(next(Message("introduction", extra=introduction).pieces()))
-        if Head.of(await _piece(call, end)).kind != "welcome":
-            raise Broken("the server does not let this node in, and does not say why")
 
     async def _exchange(self, call: Any, end: Any) -> bool:
         """Take questions, and send answers, until the stream ends; tell whether the study is over."""
@@ -299,6 +296,52 @@ class Line:
                 if name in self._waiting and self._out is not None:
                     await self._out.put(reply)  # who does not take answers gets no other ones
             self._waiting.pop(name, None)
+
+
+async def tell_disagreement(caller: Caller) -> None:
+    """Tell a server that the rows of a node do not agree with the study, and nothing else of them.
+
+    Raises:
+        FedtideError: the server was not told.
+    """
+    grpc = protocol.library()
+    try:
+        async with asyncio.timeout(SHORT), channel_to(caller) as channel:
+            call = channel.stream_stream(METHOD)()
+            try:
+                await _introduce(caller, call, grpc.aio.EOF, DISAGREEMENT, "noted")
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise Closed(await _why(call) or str(error)) from None
+            finally:
+                call.cancel()
+    except Closed as error:
+        why = str(error)
+    except Broken as error:
+        why = f"broken: {error}"
+    except TimeoutError:
+        why = "was silent"
+    else:
+        return
+    raise FedtideError(f"server {caller.address}: {meaning(why).line}")
+
+
+async def _introduce(caller: Caller, call: Any, end: Any, kind: str, wanted: str) -> None:
+    """Show the node's key, and wait for the server's word that it is wanted or noted."""
+    head = Head.of(await _piece(call, end))
+    asked = head.extra.get("nonce")
+    if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
+        raise Broken("the server does not ask who this is")
+    nonce = protocol.make_nonce()
+    claim = protocol.claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
+    introduction = {
+        "scheme": SCHEME, "run": caller.run, "name": caller.name, "nonce": nonce,
+        "key": spell_public(caller.key.public_key()), "signature": sign(caller.key, claim),
+    }  # fmt: skip
+    if caller.warned:
+        introduction["warned"] = True
+    await call.write(next(Message(kind, extra=introduction).pieces()))
+    if Head.of(await _piece(call, end)).kind != wanted:
+        raise Broken("the server does not let this node in, and does not say why")
 
 
 async def _piece(call: Any, end: Any) -> bytes:
