@@ -199,6 +199,14 @@ class Run:
             finally:
                 record.close()
 
+    def _rank(self, scored: Mapping[int, float | None], fleet: Recorded) -> list[int]:
+        """Return the rounds of the best models, the best first; real clients are told which that is."""
+        keep = self.experiment.keep
+        best = [] if keep is None else keep.rank(scored, self.experiment.score)
+        if isinstance(fleet, RemoteFleet):
+            fleet.best = best[0] if best else None
+        return best
+
     def _save_shift(self, population: Population) -> Path:
         """Write the drawn population, once for all methods that meet it; return the file."""
         experiment = self.experiment
@@ -243,6 +251,7 @@ class Run:
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
         scored = by_validation(experiment, lines)
+        best = self._rank(scored, judge.fleet)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
@@ -267,7 +276,7 @@ class Run:
             last = done if STOPPED in result.line else rounds
             stopping = stop() or done == until
             scored |= by_validation(experiment, [result.line])
-            best = [] if experiment.keep is None else experiment.keep.rank(scored, experiment.score)
+            best = self._rank(scored, judge.fleet)
             best += [number for number in self.keep if number not in best and number <= done]
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due or done in best:

@@ -45,6 +45,8 @@ KEEP = 1.0
 SUCCESSION = 15.0
 """Seconds in which the rest of a node that was killed has to end."""
 
+JUDGED = "judged"
+"""Folder in a node's folder of the models that it was judged with."""
 REFUSED, REASONS = "refused: ", 20
 """Beginning of a node's word for a client whose answer is refused, and reasons of a round that are said at most."""
 
@@ -354,7 +356,7 @@ def main(path: Path) -> int:
     )
     try:
         refusals = Refusals(worker.answer, say, path.with_name("worker.log"))
-        stream = Line(line.server, refusals.answer, say, path.with_name("let-in"))
+        stream = Line(line.server, refusals.answer, say, path.with_name("let-in"), path.parents[1] / JUDGED)
         return asyncio.run(_run(stream, worker, alive))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")

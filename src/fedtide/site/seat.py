@@ -34,7 +34,7 @@ from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.line import Caller, tell_disagreement
 from fedtide.remote.machine_facts import RecentLog, tell
 from fedtide.remote.node import Node
-from fedtide.remote.node_memory import Judged
+from fedtide.remote.node_memory import JudgedModels
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, table
@@ -45,7 +45,7 @@ from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
 from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.machine import Health, Log, check_own, read_private_key
-from fedtide.site.node_process import LineSettings, answer_questions, node_command, write_log, write_settings
+from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, node_command, write_log, write_settings
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
 from fedtide.site.site import Site, installed_versions
 from fedtide.site.tickets import Ticket
@@ -392,7 +392,7 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
         budget = None if study is None or clip is None else Budget(study, clip, folder / OWN)
         owner = Owner(policy, folder / "judged.jsonl", experiment.rounds, log, budget)
         rules = {"policy": owner.policy, "refuses": owner.refuses, "shown": owner.shown}
-        node = seat.node(**rules, log=log, judged=folder / "judged")
+        node = seat.node(**rules, log=log, judged=JudgedModels(folder / JUDGED))
         trusts = Peers(folder / "peers.json", owner.policy, log).trusts
     wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
@@ -486,7 +486,7 @@ class WatchedNode:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class JudgedModel(Models):
-    """The model that a client was evaluated with last."""
+    """The model that a client was evaluated with."""
 
     received: Payload
     memory: Memory
@@ -495,7 +495,9 @@ class JudgedModel(Models):
         return self.received, self.memory
 
 
-def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = None) -> tuple[str, int, int]:
+def predict_at_node(
+    folder: Path, path: Path, out: Path, client: str | None = None, model: str | None = None
+) -> tuple[str, int, int]:
     """Predict the rows of a CSV, Parquet or NPZ file, and write a CSV file with their classes and probabilities.
 
     Args:
@@ -503,15 +505,16 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = No
         path: the file, with the features of the study; a label is not read.
         out: the new file.
         client: number of one of the node's clients; needed if there are several.
+        model: last, best, or the number of rounds of a model that the node has; None means the last.
 
     Returns:
         A name of the client, the round of the evaluation whose model predicted, and the number of rows.
 
     Raises:
-        FedtideError: the node was never started or evaluated, or the rows are not those of the study.
+        FedtideError: the node was never started or evaluated, has no such model, or the rows are not the study's.
     """
     check_free(out)
-    model, ticket, number = _read_model(folder, client)
+    judged, ticket, number = _read_model(folder, client, model)
     about = ticket.rows
     source = about.source_at(path)
     if isinstance(source, CSV) and source.learned is not None:
@@ -520,27 +523,30 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = No
         spelling = source.spelling if isinstance(source, CSV) else Spelling()
         rows = read_features(path, about.shape, about.columns, spelling)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
-    write_text(out, table(model.predict(x).told, names_of_classes(model)))
-    return f"{ticket.node}, client {number}", model.moment.round, len(x)
+    write_text(out, table(judged.predict(x).told, names_of_classes(judged)))
+    return f"{ticket.node}, client {number}", judged.moment.round, len(x)
 
 
-def model_at_node(folder: Path, client: str | None = None) -> tuple[str, Model]:
-    """Return a name for a file, and the model that a client was evaluated with last.
+def model_at_node(folder: Path, client: str | None = None, model: str | None = None) -> tuple[str, Model]:
+    """Return a name for a file, and a model that a client was evaluated with.
 
     Args:
         folder: the node's folder.
         client: id of one of the node's clients; needed if there are several.
+        model: last, best, or the number of rounds of a model that the node has; None means the last.
 
     Raises:
-        FedtideError: the node was never started or evaluated, or which of several networks predicts depends on the row.
+        FedtideError: the node was never started or evaluated, has no such model, or which of several networks predicts
+            depends on the row.
     """
-    model, ticket, number = _read_model(folder, client)
-    about = described(model, ticket.experiment, f"client {number}")
-    return f"{ticket.node}-client-{number}", Model(model.task, model.parts(), model.rows(CHECKED), about)
+    judged, ticket, number = _read_model(folder, client, model)
+    about = described(judged, ticket.experiment, f"client {number}")
+    part = "" if model in (None, "last") else f"-{model}"
+    return f"{ticket.node}-client-{number}{part}", Model(judged.task, judged.parts(), judged.rows(CHECKED), about)
 
 
-def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, int]:
-    """Return the model of a client in a node's folder, the node's ticket, and the client that is meant."""
+def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[JudgedModel, Ticket, int]:
+    """Return a model of a client in a node's folder, the node's ticket, and the client that is meant."""
     try:
         settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
         ticket = Ticket.read(Path(settings["ticket"]))
@@ -554,7 +560,7 @@ def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, in
         raise FedtideError(f"{folder}: this node has {counted(len(numbers), 'client')}: add {allowed}")
     if client is None:
         raise refused("--client", name, ", ".join(numbers))
-    node, judged, experiment = node_of(settings), Judged.read(folder / "judged"), ticket.experiment
+    node, judged, experiment = node_of(settings), JudgedModels(folder / JUDGED).read(which), ticket.experiment
     assert isinstance(node.rows, FileRows)
     received, memory = node.last_evaluation(judged, client)
     model = JudgedModel(

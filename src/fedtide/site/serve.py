@@ -335,7 +335,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         if away := sum(node.key is not None and node.name not in carrier.present() for node in latest.read().node):
             log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)
-        carrier.finish(SETTLE)
+        carrier.finish(SETTLE, fleet.best)
     log.say("over", f"report: {write_report([site.run])}")
     return 0
 

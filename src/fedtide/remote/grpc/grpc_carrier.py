@@ -110,6 +110,7 @@ class GrpcCarrier:
         self._arrived: list[tuple[str, Message]] = []
         self._streams: dict[str, Stream] = {}
         self._over: float | None = None
+        self._best: int | None = None
         self._informed: set[str] = set()
         self._ended = threading.Event()
         self._knocked: dict[str, str] = {}
@@ -201,8 +202,14 @@ class GrpcCarrier:
             self._say(waiting.question.node, Message("drop", waiting.question.id))
         return done
 
-    def finish(self, seconds: float = 0.0) -> None:
-        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up."""
+    def finish(self, seconds: float = 0.0, best: int | None = None) -> None:
+        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up.
+
+        Args:
+            seconds: for nodes that are away.
+            best: rounds of the model that was best, which nodes have kept; None if no one is.
+        """
+        self._best = best
         self._over = time.monotonic() + seconds
         self.close(seconds)
 
@@ -299,7 +306,7 @@ class GrpcCarrier:
     def _part(self, stream: Stream) -> None:
         """End a stream, as the server does."""
         if self._over is not None:
-            stream.out.put_nowait(Message("over"))
+            stream.out.put_nowait(Message("over", extra={} if self._best is None else {"best": self._best}))
         stream.out.put_nowait(None)
 
     async def _talk(self, unused: Any, context: Any) -> None:

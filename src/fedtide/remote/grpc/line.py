@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.stream_protocol import (
@@ -37,6 +38,9 @@ MINUTE = 60.0
 """Seconds after which a line is said once more."""
 CONNECTED = "connected"
 """News that a node is connected."""
+BEST = "best"
+"""Name of the file in a folder of judged models with the rounds of the one that is best."""
+LARGEST_ROUND = 2**31 - 1
 QUESTIONS = 1000
 """Questions that may wait at a node."""
 OPTIONS = [*protocol.BOTH, ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -156,12 +160,15 @@ class Line:
         say: is told in a line what a person should know.
         let_in: file that exists once the server has let the node in. From then on the node goes on trying, whatever is
             wrong there, also if it is started again. None is never.
+        judged: folder of the models that the node was judged with; the server's last word says which was best. None
+            keeps none.
     """
 
     caller: Caller
     answer: Answer
     say: Callable[[str], None]
     let_in: Path | None = None
+    judged: Path | None = None
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
     _recent: dict[str, float] = field(default_factory=dict)
@@ -257,6 +264,7 @@ class Line:
         """Take what the server says until it ends the stream; tell whether it says that the study is over."""
         while (message := await protocol.next_message(call.read, end, self._wanted)) is not None:
             if message.kind == "over":
+                self._note_best(message.extra.get("best"))
                 return True
             if message.kind == "drop":
                 self._waiting.pop(message.id, None)
@@ -267,6 +275,14 @@ class Line:
                 self._waiting[message.id] = message, time.monotonic() + seconds
                 self._news.set()
         return False
+
+    def _note_best(self, best: object) -> None:
+        """Note the rounds of the best model, if the server says them and the node has such models."""
+        if self.judged is not None and self.judged.is_dir() and type(best) is int and 0 <= best <= LARGEST_ROUND:
+            try:
+                write_text(self.judged / BEST, str(best))
+            except OSError as error:
+                self.say(f"{self.judged}: {error}")
 
     def _wanted(self, head: Head) -> bool:
         """Tell whether a message is kept: one that is waiting, or at work, is not taken twice."""
