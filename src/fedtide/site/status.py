@@ -103,6 +103,8 @@ def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
     if node.key is None:
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
         return f"{node.name}: not admitted{knock}: fedtide admit {root} {node.name} {node.name}.pub"
+    if key == certificates.fingerprint(node.key):  # it knocked before it was admitted
+        return f"{node.name}: admitted, and let in when it calls again, within seconds"
     if key is not None:
         mend = f"if its own key is lost, remove its line 'key' from {root / 'roster.toml'} and admit the new one"
         return f"{node.name}: it comes with another key than the admitted one, {key}: {mend}"
