@@ -215,6 +215,16 @@ def kept_state(folder: Path, number: int, *, config: str) -> Any:
     return codec.from_file(check_files(folder, about) / FILES[0])
 
 
+def kept_memory(folder: Path, number: int, memory: Restorable) -> None:
+    """Restore the clients' memory after so many rounds, from a checkpoint that is kept.
+
+    The files of the newest checkpoint and of others that are kept stay: the run may be resumed from these.
+    """
+    about = check(folder, config=None)
+    assert about is not None
+    memory.restore(_place(folder, number) / FILES[1], (about.round, 0), _indexes(folder, {*about.kept, about.round}))
+
+
 def check_files(folder: Path, about: About) -> Path:
     """Return the checkpoint of a description; raise a FedtideError if a file in it is not what was written."""
     place = _place(folder, about.round)

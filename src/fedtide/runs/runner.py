@@ -175,8 +175,10 @@ class Run:
                 return
             earlier = None if start is None else rolled_back(self.folder).get(start.round)
             if start is not None and earlier is not None:
-                state = checkpoint.kept_state(self.folder / "checkpoints", earlier, config=config)
-                start = replace(start, state=state)
+                folder = self.folder / "checkpoints"
+                start = replace(start, state=checkpoint.kept_state(folder, earlier, config=config))
+                if truth is not None:  # nodes of real clients have what they kept in later rounds alone
+                    checkpoint.kept_memory(folder, earlier, judge.fleet.memory)
             shift = None if truth is None else self._save_shift(truth)
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.shift_rounds)) is not None
             record = Record(
