@@ -86,6 +86,11 @@ class About:
         """Length and digest of each record when this checkpoint was written."""
         return self.marks[-1][1]
 
+    @property
+    def there(self) -> set[int]:
+        """Rounds of the checkpoints that there are: those that are kept, and this one."""
+        return {*self.kept, self.round}
+
 
 def save(
     folder: Path,
@@ -222,7 +227,7 @@ def kept_memory(folder: Path, number: int, memory: Restorable) -> None:
     """
     about = check(folder, config=None)
     assert about is not None
-    memory.restore(_place(folder, number) / FILES[1], (about.round, 0), _indexes(folder, {*about.kept, about.round}))
+    memory.restore(_place(folder, number) / FILES[1], (about.round, 0), _indexes(folder, about.there))
 
 
 def check_files(folder: Path, about: About) -> Path:

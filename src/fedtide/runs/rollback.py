@@ -4,7 +4,6 @@ Rounds go on in their numbers, because clients, ledgers and the record have coun
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def check_kept(folder: Path, about: checkpoint.About, number: int, *, name: str,
     Raises:
         FedtideError: no such model is kept, more was played than is saved, or clients are at work over several rounds.
     """
-    places: Sequence[int] = sorted({*about.kept, about.round})
+    places = sorted(about.there)
     if number not in places:
         because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)

@@ -253,6 +253,9 @@ class Run:
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
         scored = by_validation(experiment, lines)
+        if (about := checkpoint.check(self.folder / "checkpoints", config=None)) is not None:
+            # A rollback undoes better models, and brings none back whose checkpoint had to go for them.
+            scored = {number: value for number, value in scored.items() if number in about.there}
         best = self._rank(scored, judge.fleet)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()

@@ -113,6 +113,21 @@ def test_a_rollback_to_the_newest_round_takes_an_earlier_one_back(tmp_path, meth
     assert states(run) == states(plain)
 
 
+def test_models_that_are_gone_do_not_come_back_when_better_ones_are_undone(tmp_path):
+    """By the highest loss the first are best; by the lowest the last, for which the first had to go."""
+    run = playable(tmp_path / "run", SCAFFOLD, keep={"best": 2, "by": "loss"})
+    played(run, 4)
+    folder = run.folder / "checkpoints"
+    kept = checkpoint.check(folder, config=None).there
+    assert 1 not in kept, "the loss falls"
+    roll_back(run.folder, min(kept))
+    assert played(run, 5) == 5
+    assert set(checkpoint.check(folder, config=None).kept) <= {min(kept), 5}
+    assert [verdict.wrong for verdict in verify(tmp_path / "run")] == [None]
+    assert played(run) == 8
+    assert [verdict.wrong for verdict in verify(tmp_path / "run")] == [None]
+
+
 def test_the_command_says_what_comes_next_and_the_report_follows(tmp_path, capsys):
     root = tmp_path / "run"
     run = playable(root)
