@@ -7,13 +7,17 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.site.certificates import make_node_key
+from fedtide.site.seat import Seat
 from fedtide.site.tickets import Ticket
 from fedtide.wire.keys import library
 from helpers.hospitals import hospitals
@@ -128,6 +132,55 @@ def test_a_table_is_no_file_of_an_npz_study(tmp_path, capsys):
     ticket = tmp_path / "site" / "tickets" / "a.ticket"
     line = refused(capsys, tmp_path, "join", ticket, "--data", tmp_path / "berlin.csv")
     assert "berlin.csv: is no NPZ file; this study's rows are NPZ, with x and y" in line
+
+
+def test_a_server_is_told_that_rows_do_not_agree_and_nothing_else(here, tmp_path, capsys):
+    """A node that was never in shows a key that nobody keeps. With --dry or in a private study it sends nothing."""
+    pytest.importorskip("grpc")
+    ticket = Ticket.read(here / "site" / "tickets" / "berlin.ticket")
+    with closing(
+        GrpcCarrier("127.0.0.1", 0, run=ticket.digest, authority=here / "site" / "authority", nodes=3)
+    ) as carrier:
+        carrier.admit({}, frozenset({"berlin"}))
+        ticket.model_copy(update={"address": f"127.0.0.1:{carrier.port}"}).write(tmp_path / "berlin.ticket")
+        words = ["join", tmp_path / "berlin.ticket", "--data", "puls.csv", "--home", tmp_path / "home"]
+        assert "no column 'pulse'" in refused(capsys, here, *words, "--dry")
+        assert carrier.rows_apart() == (0, 0)
+        command = [sys.executable, "-P", "-m", "fedtide", *map(str, words)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 2
+        assert "the server was told that rows of this node do not agree with the study, and nothing" in ended.stdout
+        assert ended.stderr.count("\n") == 1
+        assert carrier.rows_apart() == (1, 0)
+        assert carrier.knocked() == {}
+    assert not (tmp_path / "home").exists()
+    line = "the server does not know that this node cannot take part"
+    assert done(*words) == 2
+    assert line in " ".join(capsys.readouterr().out.split())
+    privacy = {"epsilon": 8.0, "delta": 1e-5, "clip": {"delta": 1.0, "loss": 5.0}, "distance": 2}
+    study = hospitals(tmp_path, wire={"fewest": 3, "privacy": privacy})
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b,c", "--out", tmp_path / "site") == 0
+    assert done("join", tmp_path / "site" / "tickets" / "a.ticket", "--data", here / "puls.csv") == 2
+    assert "is told nothing of that, because the study is private" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_in_another_unit_are_said_before_a_node_joins(tmp_path, capsys):
+    source = {"kind": "csv", "path": str(tmp_path / "pilot.csv"), "client": "hospital", "scaled": True}
+    study = hospitals(tmp_path, data={"source": source})
+    header, *rows = (tmp_path / "berlin.csv").read_text().splitlines()
+    other = [",".join([str(100 + float(row.split(",")[0])), *row.split(",")[1:]]) for row in rows]
+    (tmp_path / "other.csv").write_text("\n".join([header, *other]) + "\n")
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "berlin,b,c", "--out", tmp_path / "site") == 0
+    ticket, said = tmp_path / "site" / "tickets" / "berlin.ticket", []
+    for name in ("berlin", "other"):
+        capsys.readouterr()
+        assert done("join", ticket, "--data", tmp_path / f"{name}.csv", "--home", tmp_path / "home", "--dry") == 0
+        said.append(" ".join(capsys.readouterr().out.split()))
+    assert "is it another unit?" not in said[0]
+    assert "pulse: 60 of 60 values are more than 3 deviations from the study's mean" in said[1]
+    assert "the server is told that rows here are far from the study's, and not of what" in said[1]
+    seats = [Seat.read(ticket, [tmp_path / f"{name}.csv"], None, tmp_path / "home") for name in ("berlin", "other")]
+    assert [seat.line.warned for seat in seats] == [False, True]
 
 
 def test_a_server_that_is_stopped_says_how_to_go_on(here, capsys, monkeypatch):

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from fedtide.core import checkpoint
+from fedtide.remote.node_memory import JudgedModels
 from fedtide.site.parity import Replayed, replay
 from fedtide.wire.ledger import LEDGER, read
 from helpers import slow_worker
@@ -124,6 +126,32 @@ def test_a_slow_client_is_asked_after_in_later_rounds(tmp_path):
     assert ["answered"] in words.values()
     assert all(len(line["asks"][0]["answered"]) == 2 for line in site.asks())
     replay_files(site, NAMES)
+
+
+def test_nodes_have_the_best_model_of_a_study_whose_server_counts_those_with_other_rows(tmp_path):
+    """The server says with its last word which was best; a node whose file disagrees leaves nothing but a count."""
+    source = {"kind": "csv", "path": str(tmp_path / "pilot.csv"), "client": "hospital"}
+    changes = {"rounds": 4, "eval_every": 1, "method": method("FedAvg"), "keep": {"best": 1}}
+    changes |= {"data": {"source": source, "split": {"val": 0.3}}}
+    with served(tmp_path, ",".join(NAMES), "FedAvg", {"deadline": "3m", "fewest": 2}, **changes) as (site, server):
+        (tmp_path / "puls.csv").write_text((tmp_path / "oslo.csv").read_text().replace("pulse", "puls"))
+        ticket = site.site.root / "tickets" / "oslo.ticket"
+        oslo = site.fedtide("join", str(ticket), "--data", str(tmp_path / "puls.csv"), "--home", str(tmp_path / "oslo"))
+        assert oslo.process.wait(WAIT) == 2
+        assert not (tmp_path / "oslo").exists()
+        server.wait_for("1 node cannot take part: its rows do not agree with the study")
+        status = site.fedtide("status", str(site.site.root))
+        assert status.process.wait(WAIT) == 0
+        assert "rows: 1 node cannot take part" in " ".join(status.lines)
+        assert "puls" not in " ".join(server.lines + status.lines)
+        nodes = [site.join(name) for name in ("berlin", "lyon")]
+        server.wait_for("report: ")
+        assert [node.process.wait(WAIT) for node in nodes] == [0, 0]
+    (best,) = checkpoint.check(site.site.record / "checkpoints", config=None).kept
+    for name in ("berlin", "lyon"):
+        models = JudgedModels(tmp_path / f"{name}-folder" / "judged")
+        assert (models.folder / "best").read_text() == str(best)
+        assert (models.read("best").rounds, models.read().rounds) == (best, 4)
 
 
 def test_a_node_that_is_invited_while_rounds_are_played_takes_part(tmp_path):

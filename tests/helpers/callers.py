@@ -87,12 +87,15 @@ class Near:
     Args:
         known: who is called, and who calls.
         answer: answers a question.
+        judged: folder of the models that it was judged with.
     """
 
-    def __init__(self, known: Caller, answer: Callable[..., tuple[bytes, bytes]] = echo) -> None:
+    def __init__(
+        self, known: Caller, answer: Callable[..., tuple[bytes, bytes]] = echo, judged: Path | None = None
+    ) -> None:
         self.lines: list[str] = []
         self.error = ""
-        self._line = Line(known, answer, self.lines.append)
+        self._line = Line(known, answer, self.lines.append, judged=judged)
         self._over = threading.Event()
         self._task = asyncio.run_coroutine_threadsafe(self._run(), Loop.there())
 

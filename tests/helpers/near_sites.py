@@ -10,10 +10,13 @@ from typing import Any
 from fedtide.config import read
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
+from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.engines import Host
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present, RoundClock
+from fedtide.runs import folder as run_folder
+from fedtide.runs.runner import Run
 from fedtide.site.accounts import private_wire
 from fedtide.site.client_rows import host_without_rows
 from fedtide.site.deploying import make_site
@@ -51,6 +54,19 @@ def fleet_at(site: Site, nodes: dict[str, Any], host: Host) -> RemoteFleet:
     )
     fleet.patience = 5.0
     return fleet
+
+
+def serve_near(site: Site, nodes: dict[str, Any], rounds: int = 4, *, judged: bool = False) -> None:
+    """Play rounds as a server does, on a clock whose rounds all take equally long."""
+    site = Site.read(site.root)
+    if not site.run.exists():
+        run_folder.create(site.experiment, site.run)
+    host = host_at(site)
+    fleet = fleet_at(site, {node.name: nodes[node.name] for node in site.roster.node if not node.left}, host)
+    judge = Judge(host.algorithm, fleet, views(host.population) if judged else [], site.method.decide_per)
+    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+    played = Run(experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge, until=rounds)
+    assert [progress.round for progress in played][-1] == rounds
 
 
 def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:

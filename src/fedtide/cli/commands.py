@@ -459,7 +459,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
 
     Args:
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, for
-            its last evaluated model.
+            a model that it was evaluated with.
         format: weights by name (safetensors), or a program (torch-export, onnx) that takes rows as the model sees them.
             It returns log-probabilities, or the columns of another target.
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
@@ -474,7 +474,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
     if format == "onnx":
         check_onnx()
     if _is_node(run_folder, choice):
-        name, model = model_at_node(run_folder, choice.client)
+        name, model = model_at_node(run_folder, choice.client, choice.model)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed, choice.model)
         parts = {"client": trained.find_client(choice.client), "cluster": choice.cluster}
@@ -496,7 +496,7 @@ def predict(
 
     Args:
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
-            predicts as in its last evaluation.
+            predicts as in an evaluation.
         rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
             For a run of series: a file of series, to forecast.
         out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
@@ -507,7 +507,7 @@ def predict(
     from fedtide.site.seat import predict_at_node
 
     if _is_node(run_folder, choice):
-        title, last, count = predict_at_node(run_folder, rows, out, choice.client)
+        title, last, count = predict_at_node(run_folder, rows, out, choice.client, choice.model)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed, choice.model)
         client = trained.find_client(choice.client)
@@ -525,8 +525,8 @@ def _is_node(folder: Path, choice: ModelChoice) -> bool:
     if not any(folder.glob("*.ticket")):
         return False
     for name, value in vars(choice).items():
-        if value is not None and name != "client" and (name, value) != ("model", "last"):
-            raise refused(f"--{name}", value, "none at a node, which has its last model alone")
+        if value is not None and name not in ("client", "model"):
+            raise refused(f"--{name}", value, "none at a node, whose models are those of its study")
     return True
 
 

@@ -86,6 +86,11 @@ class About:
         """Length and digest of each record when this checkpoint was written."""
         return self.marks[-1][1]
 
+    @property
+    def there(self) -> set[int]:
+        """Rounds of the checkpoints that there are: those that are kept, and this one."""
+        return {*self.kept, self.round}
+
 
 def save(
     folder: Path,
@@ -213,6 +218,16 @@ def kept_state(folder: Path, number: int, *, config: str) -> Any:
     about = check(folder, config=config, number=number)
     assert about is not None
     return codec.from_file(check_files(folder, about) / FILES[0])
+
+
+def kept_memory(folder: Path, number: int, memory: Restorable) -> None:
+    """Restore the clients' memory after so many rounds, from a checkpoint that is kept.
+
+    The files of the newest checkpoint and of others that are kept stay: the run may be resumed from these.
+    """
+    about = check(folder, config=None)
+    assert about is not None
+    memory.restore(_place(folder, number) / FILES[1], (about.round, 0), _indexes(folder, about.there))
 
 
 def check_files(folder: Path, about: About) -> Path:

@@ -167,8 +167,10 @@ def _dataclass_named(name: str, classes: Mapping[str, type] | None) -> Any:
         return classes[name]
     module, _, qualname = name.partition(":")
     if module.startswith("fedtide."):
-        with contextlib.suppress(ImportError):
+        try:
             importlib.import_module(module)
+        except ImportError as error:
+            raise FedtideError(f"{name}: {module} cannot be imported ({error})") from None
     target: Any = sys.modules.get(module)
     for part in qualname.split("."):
         target = getattr(target, part, None)

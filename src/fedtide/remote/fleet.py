@@ -280,6 +280,15 @@ class RemoteFleet:
         raise FedtideError("all clients' rows are asked for, which only a simulation knows")
 
     @property
+    def best(self) -> int | None:
+        """Rounds of the model that was best so far, which nodes are told; None if no one is."""
+        return self._mail.best
+
+    @best.setter
+    def best(self, rounds: int | None) -> None:
+        self._mail.best = rounds
+
+    @property
     def heard(self) -> dict[str, LastAnswer]:
         """The last answer of each node that was asked, by its name; another thread may ask for it."""
         return dict(self._mail.heard)

@@ -41,6 +41,7 @@ class Mailbox:
         node_of: the node of each client.
         nodes: by node, the counts of the traffic between the server and it, in one ask.
         heard: by node, its last answer.
+        best: rounds of the model that was best so far, which nodes keep; None if no one is.
     """
 
     carrier: Carrier
@@ -53,6 +54,7 @@ class Mailbox:
     node_of: Mapping[int, str] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     heard: dict[str, LastAnswer] = field(default_factory=dict)
+    best: int | None = None
     _now: Version = (-1, 0)
     _count: int = 0
     _sent: dict[str, SentQuestion] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class Mailbox:
             "version": list(ask.version),
             "clients": ids,
             "slot": None if ask.slot is None else dict(zip(map(str, ids), ask.slot.tolist(), strict=True)),
+            "best": self.best,
         }
         if post not in READERS:
             header["counted"] = {str(client): counted_version(self.notes.read(client, self._now)) for client in ids}

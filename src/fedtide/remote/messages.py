@@ -295,6 +295,7 @@ class QuestionHeader(Header):
         clients: ids.
         members: how many clients of all nodes are asked the same, and so are in its sum.
         slot: by client the slot that it is in; None without slots.
+        best: rounds of the model that was best so far, as the study says; None if no one is.
     """
 
     protocol: Small
@@ -306,6 +307,7 @@ class QuestionHeader(Header):
     clients: list[ClientId]
     members: Small = 0
     slot: dict[ClientKey, Annotated[int, Field(ge=0, le=1_000_000)]] | None = None
+    best: Small | None = None
 
 
 class WorkHeader(QuestionHeader):

@@ -39,21 +39,21 @@ from fedtide.remote.messages import (
     read_question,
     secrets_tree,
 )
-from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.remote.node_memory import Judged, JudgedModels, MemoryLost, NodeMemory
 from fedtide.remote.policy import Policy, Unreadable
 from fedtide.wire.masks import ALONE, Context, Masker, Question, fewest_in_unit, hidden
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.scores import SCORE, is_score, is_spelled, listed, parts_of
 from fedtide.wire.vector import Form, TooLarge, check_units, form_of
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of headers and payloads; a node refuses questions of another."""
 
 Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
 """An answer that may be sent again, header and payload, behind its question: the header, but for what is another when
 it comes again, and the digest of the payload."""
 
-ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None}
+ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None, "best": None}
 """Values of a header that are others when a question comes again."""
 
 EXACT = "its study allows scores in sums alone"
@@ -86,7 +86,7 @@ class Node:
         partial_work: probability that a client asked to train does only a part of its local work.
         threads: torch threads of one client's work; the number changes the last bits.
         log: takes what went wrong here in full, which the server is not told.
-        judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
+        judged: keeps with what its clients were evaluated last, and with what best; None keeps nothing.
         wire: how sums pass to the server, as its study says.
         masker: its secrets, if the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
@@ -104,7 +104,7 @@ class Node:
     partial_work: float = 0.0
     threads: int = 1
     log: Callable[[str], None] = print
-    judged: Path | None = None
+    judged: JudgedModels | None = None
     wire: Wire = FLOATING
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
@@ -142,6 +142,7 @@ class Node:
         why = self._objection(asked) or self.refuses(header, model)
         if why is not None:
             return _refusal(asked, why)
+        self._keep_best(asked)
         if isinstance(asked, KeysHeader | DealHeader | UnmaskHeader):
             return self._about_masks(asked)
         question = asked.model_copy(update=ONCE), model
@@ -357,19 +358,27 @@ class Node:
         """Keep with what clients are evaluated: a node predicts its own rows with it."""
         if self.judged is not None and asked.part == "test" and asked.personal and not asked.other:
             try:
-                Judged(header, payload, memory).write(self.judged)
+                self.judged.write(Judged(header, payload, memory))
             except OSError as error:  # an evaluation does not fail by it
-                self.log(f"{self.judged}: {error}")
+                self.log(f"{self.judged.folder}: {error}")
+
+    def _keep_best(self, asked: QuestionHeader) -> None:
+        """Keep the model that the server says to be best beyond the next evaluation."""
+        if self.judged is not None and asked.best is not None:
+            try:
+                self.judged.note_best(asked.best)
+            except OSError as error:
+                self.log(f"{self.judged.folder}: {error}")
 
     def last_evaluation(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
-        """Return the payload and the memory of a client's last evaluation.
+        """Return the payload and the memory of a client in an evaluation.
 
         Raises:
             FedtideError: it was not evaluated, or its memory is gone.
         """
-        asked = read(ScoreHeader, judged.header, "the last evaluation")
+        asked = read(ScoreHeader, judged.header, "the evaluation")
         if client not in asked.clients:
-            raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated last")
+            raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated then")
         ask, clients = _ask_of(asked, [client]), self._clients(judged.memory)
         with threads(self.threads):
             ((_, received),) = ask.sent(codec.decode_message(judged.payload, self._classes))

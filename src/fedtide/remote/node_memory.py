@@ -1,4 +1,4 @@
-"""Files of a node between rounds: the memory of its clients by version, and their last evaluation."""
+"""Files of a node between rounds: the memory of its clients by version, and what they were evaluated with."""
 
 import json
 import os
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core import codec
-from fedtide.core.atomic import flush
+from fedtide.core.atomic import flush, write_text
 from fedtide.core.base import Memory
-from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.memory import Version
+from fedtide.remote.grpc.line import BEST
 
 MOST = 16
 """Files of a client that no checkpoint of the server counts yet; a server that never counts one fills no disk."""
@@ -112,7 +113,7 @@ def row_in(path: Path, version: Version) -> Memory:
 
 @dataclass(frozen=True)
 class Judged:
-    """The last evaluation of a node's clients: with what it was done a node predicts rows of its own.
+    """An evaluation of a node's clients: with what it was done a node predicts rows of its own.
 
     Args:
         header: the question, as plain JSON.
@@ -124,33 +125,106 @@ class Judged:
     payload: bytes
     memory: NodeMemory
 
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the model."""
+        return int(self.header["moment"]["round"]) + 1
+
     def write(self, folder: Path) -> None:
-        """Keep it in place of the one before; what clients kept is linked, as it lies beside and soon goes."""
-        new = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        (new / "question.json").write_text(json.dumps(dict(self.header)), encoding="utf-8")
-        (new / "payload").write_bytes(self.payload)
+        """Keep it in a new folder; what clients kept is linked, as it lies beside and soon goes."""
+        folder.mkdir(parents=True)
+        (folder / "question.json").write_text(json.dumps(dict(self.header)), encoding="utf-8")
+        (folder / "payload").write_bytes(self.payload)
         for client, version in self.memory.counted.items():
             if version is not None and (file := self.memory.file(client, version)).is_file():
-                linked = NodeMemory(new, {}).file(client, version)
+                linked = NodeMemory(folder, {}).file(client, version)
                 linked.parent.mkdir()
                 os.link(file, linked)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
 
     @staticmethod
     def read(folder: Path) -> "Judged":
-        """Read the last evaluation of a node.
+        """Read an evaluation.
 
         Raises:
-            FedtideError: it is not there yet, or damaged.
+            FedtideError: it is damaged.
         """
         try:
             header = json.loads((folder / "question.json").read_text(encoding="utf-8"))
             counted = {int(client): pair and (pair[0], pair[1]) for client, pair in header["counted"].items()}
             return Judged(header, (folder / "payload").read_bytes(), NodeMemory(folder, counted))
-        except FileNotFoundError:
-            raise FedtideError(f"{folder}: not there yet; a model comes with the first evaluation") from None
         except (OSError, *UNREADABLE) as error:
             raise FedtideError(f"{folder}: damaged ({error}); it is made anew with the next evaluation") from None
+
+
+@dataclass(frozen=True)
+class JudgedModels:
+    """Evaluations that a node keeps: the last, and the one whose model is best, as its server says.
+
+    The server says so after the evaluation. So the last is kept until the next one, and then stays if it was best.
+
+    Args:
+        folder: has a folder for each, "COUNT.ROUNDS", and the file "best". A later one has a larger count: a round may
+            be played again, and a study may begin anew.
+    """
+
+    folder: Path
+
+    def write(self, judged: Judged) -> None:
+        """Keep an evaluation, and of those before only the best.
+
+        Raises:
+            OSError: it cannot be written; those before stay.
+        """
+        before, new = self._found(), self.folder / LEFT
+        shutil.rmtree(new, ignore_errors=True)
+        judged.write(new)
+        new.rename(self.folder / f"{max(before, default=0) + 1}.{judged.rounds}")
+        for count, rounds in before.items():
+            if rounds != self._best() or rounds >= judged.rounds:  # a later one is of a study that began anew
+                shutil.rmtree(self.folder / f"{count}.{rounds}", ignore_errors=True)
+
+    def note_best(self, rounds: int) -> None:
+        """Note the rounds of the best model.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if rounds != self._best():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / BEST, str(rounds))
+
+    def read(self, model: str | None = None) -> Judged:
+        """Read an evaluation.
+
+        Args:
+            model: "last", "best", or the number of rounds; None means the last.
+
+        Raises:
+            FedtideError: the node was not evaluated with that model, or the evaluation is damaged.
+        """
+        rounds_by_count, best = self._found(), self._best()
+        if not rounds_by_count:
+            raise FedtideError(f"{self.folder}: not there yet; a model comes with the first evaluation")
+        counts = {str(rounds): count for count, rounds in rounds_by_count.items()}
+        counts["last"] = max(rounds_by_count)
+        if str(best) in counts:
+            counts["best"] = counts[str(best)]
+        if model is not None and model not in counts:
+            but = "the server keeps no models, or has not said which is best" if best is None else (
+                f"the best is that after {best} rounds, with which this node was not evaluated"
+            )  # fmt: skip
+            raise refused("--model", model, ", ".join(counts), but if model == "best" else "")
+        count = counts[model or "last"]
+        return Judged.read(self.folder / f"{count}.{rounds_by_count[count]}")
+
+    def _found(self) -> dict[int, int]:
+        """Return by count the rounds of what is there, the earliest first."""
+        matches = map(KEPT.fullmatch, os.listdir(self.folder) if self.folder.is_dir() else ())
+        return dict(sorted((int(match[1]), int(match[2])) for match in matches if match))
+
+    def _best(self) -> int | None:
+        """Return the rounds of the best model; None if the server did not say it."""
+        try:
+            return int((self.folder / BEST).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None

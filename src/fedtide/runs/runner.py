@@ -177,8 +177,10 @@ class Run:
                 return
             earlier = None if start is None else rolled_back(self.folder).get(start.round)
             if start is not None and earlier is not None:
-                state = checkpoint.kept_state(self.folder / "checkpoints", earlier, config=config)
-                start = replace(start, state=state)
+                folder = self.folder / "checkpoints"
+                start = replace(start, state=checkpoint.kept_state(folder, earlier, config=config))
+                if truth is not None:  # nodes of real clients have what they kept in later rounds alone
+                    checkpoint.kept_memory(folder, earlier, judge.fleet.memory)
             shift = None if truth is None else self._save_shift(truth)
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.shift_rounds)) is not None
             record = Record(
@@ -201,6 +203,14 @@ class Run:
                 raise FedtideError(f"{self.folder}: was moved or removed while it was played; start it again") from None
             finally:
                 record.close()
+
+    def _rank(self, scored: Mapping[int, float | None], fleet: Recorded) -> list[int]:
+        """Return the rounds of the best models, the best first; real clients are told which that is."""
+        keep = self.experiment.keep
+        best = [] if keep is None else keep.rank(scored, self.experiment.score)
+        if isinstance(fleet, RemoteFleet):
+            fleet.best = best[0] if best else None
+        return best
 
     def _save_shift(self, population: Population) -> Path:
         """Write the drawn population, once for all methods that meet it; return the file."""
@@ -246,6 +256,10 @@ class Run:
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
         scored = by_validation(experiment, lines)
+        if (about := checkpoint.check(self.folder / "checkpoints", config=None)) is not None:
+            # A rollback undoes better models, and brings none back whose checkpoint had to go for them.
+            scored = {number: value for number, value in scored.items() if number in about.there}
+        best = self._rank(scored, judge.fleet)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
@@ -272,7 +286,7 @@ class Run:
             last = done if STOPPED in result.line else rounds
             stopping = stop() or done == until
             scored |= by_validation(experiment, [result.line])
-            best = [] if experiment.keep is None else experiment.keep.rank(scored, experiment.score)
+            best = self._rank(scored, judge.fleet)
             best += [number for number in self.keep if number not in best and number <= done]
             due = now - saved > SAVE_SECONDS if every is None else done % every == 0
             if done == last or stopping or due or done in best:

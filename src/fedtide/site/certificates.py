@@ -154,9 +154,14 @@ def make_node_key(private: Path, public: Path, name: str) -> None:
     Raises:
         FedtideError: a key exists; it is left as it is.
     """
-    ec = library().hazmat.primitives.asymmetric.ec
-    _write_key(private, ec.generate_private_key(ec.SECP384R1()), "OpenSSH")
+    _write_key(private, draw_node_key(), "OpenSSH")
     write_public_key(private, public, name)
+
+
+def draw_node_key() -> Any:
+    """Return a new private key of a node."""
+    ec = library().hazmat.primitives.asymmetric.ec
+    return ec.generate_private_key(ec.SECP384R1())
 
 
 def write_public_key(private: Path, public: Path, name: str) -> None:

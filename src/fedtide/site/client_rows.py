@@ -38,14 +38,26 @@ from fedtide.site.tickets import RowsAbout
 from fedtide.wire.answer_schema import made_up
 
 
+class Disagreement(FedtideError):
+    """The error of a file whose rows are not those of the study; the server is told of it as of one of a count."""
+
+
 def read_rows(path: Path, about: RowsAbout) -> Rows:
     """Read the rows of one client, with classes numbered as in the whole study.
 
     Raises:
-        FedtideError: the file is damaged, or its rows are not those of the study.
+        FedtideError: there is no such file.
+        Disagreement: it is damaged, or its rows are not those of the study.
     """
     if not path.exists():
         raise FedtideError(f"{path}: no such file")
+    try:
+        return _read_rows(path, about)
+    except FedtideError as error:
+        raise Disagreement(str(error)) from None
+
+
+def _read_rows(path: Path, about: RowsAbout) -> Rows:
     source = about.source_at(path.absolute())
     if isinstance(source, NPZ) and path.is_file() and not is_zipfile(path):
         raise FedtideError(f"{path}: is no NPZ file; this study's rows are NPZ, with x and y: numpy.savez makes them")

@@ -11,6 +11,7 @@ The app has these files:
 Nothing here imports Flower.
 """
 
+import math
 import shlex
 import sys
 import tomllib
@@ -31,6 +32,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
+from fedtide.data.sources.cells import YEAR_1973
+from fedtide.data.sources.tabular import Every
 from fedtide.learn.device import CPU
 from fedtide.remote.fleet import SIMULATION_ONLY
 from fedtide.runs.build import cohort_of, host_of, rows_of
@@ -47,6 +50,8 @@ PACKAGE = "fedtide_study"
 """Name of the app's package."""
 APART = 100.0
 """Ratio of the standard deviations of two features from which a person is told."""
+DAY = 86_400.0
+"""Seconds."""
 TICKETS = "tickets"
 """Folder with a ticket for each node."""
 MODULE = '''"""The {end} of the study: Fedtide, as it is installed here."""
@@ -200,7 +205,15 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         labels=rows.label_names,
         columns=source.feature_names(directory) if isinstance(source, CSV) else (),
         source=values,
+        times=_days_of(rows) if isinstance(source, CSV) and not isinstance(source.time, Every) else (),
     )
+
+
+def _days_of(rows: Rows) -> tuple[float, ...]:
+    """Return the first and the last time of rows, by whole days; () if they have none, or no dates."""
+    if rows.time is None or float(rows.time.max()) < YEAR_1973:
+        return ()
+    return DAY * math.floor(float(rows.time.min()) / DAY), DAY * math.ceil(float(rows.time.max()) / DAY)
 
 
 def warn_of_scales(experiment: Experiment, rows: Rows) -> Iterator[str]:

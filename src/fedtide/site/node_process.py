@@ -45,6 +45,8 @@ KEEP = 1.0
 SUCCESSION = 15.0
 """Seconds in which the rest of a node that was killed has to end."""
 
+JUDGED = "judged"
+"""Folder in a node's folder of the models that it was judged with."""
 REFUSED, REASONS = "refused: ", 20
 """Beginning of a node's word for a client whose answer is refused, and reasons of a round that are said at most."""
 
@@ -65,6 +67,7 @@ class LineSettings:
         json: whether the node writes its log as lines of JSON.
         with_parent: whether the node ends when the process ends that started it.
         worker: command of another program in place of the worker; () runs the worker.
+        warned: whether its owner was warned of its rows, which the server counts.
     """
 
     address: str
@@ -75,12 +78,13 @@ class LineSettings:
     json: bool = False
     with_parent: bool = False
     worker: Sequence[str] = ()
+    warned: bool = False
 
     @property
     def server(self) -> Caller:
         """The node's knowledge of its server, with its key."""
         key = read_private_key(Path(self.key))
-        return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key)
+        return Caller(self.address, Path(self.authority).read_bytes(), self.run, self.name, key, self.warned)
 
 
 def node_command(path: Path) -> list[str]:
@@ -352,7 +356,7 @@ def main(path: Path) -> int:
     )
     try:
         refusals = Refusals(worker.answer, say, path.with_name("worker.log"))
-        stream = Line(line.server, refusals.answer, say, path.with_name("let-in"))
+        stream = Line(line.server, refusals.answer, say, path.with_name("let-in"), path.parents[1] / JUDGED)
         return asyncio.run(_run(stream, worker, alive))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")

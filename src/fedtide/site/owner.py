@@ -292,7 +292,8 @@ def describe_terms(
     else:
         yield "sums: the server adds them, so it receives the answer of each client by itself; nothing hides it"
     stays = f"{bytes_of(memory)} for each client" if memory else "nothing of the method"
-    yield f"keeps here, in the node's folder: {stays}, its key, the last model that it scored, questions and answers"
+    models = "the last and the best model that it scored"
+    yield f"keeps here, in the node's folder: {stays}, its key, {models}, questions and answers"
     if policy.tells:
         yield f"tells the server of this machine: {', '.join(dict.fromkeys(policy.tells))}, with answers"
     yield "never leaves: rows, labels and memory; answers tell of them, the more the fewer rows there are"

@@ -4,6 +4,7 @@ A node's folder holds NAME.key, which is secret and never travels, and NAME.pub,
 of the ticket, the place of the policy, the memory of its clients, and the model that they were evaluated with.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,9 +31,10 @@ from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
+from fedtide.remote.grpc.line import Caller, tell_disagreement
 from fedtide.remote.machine_facts import RecentLog, tell
 from fedtide.remote.node import Node
-from fedtide.remote.node_memory import Judged
+from fedtide.remote.node_memory import JudgedModels
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, table
@@ -41,8 +43,9 @@ from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
+from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.machine import Health, Log, check_own, read_private_key
-from fedtide.site.node_process import LineSettings, answer_questions, node_command, write_log, write_settings
+from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, node_command, write_log, write_settings
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
 from fedtide.site.site import Site, installed_versions
 from fedtide.site.tickets import Ticket
@@ -199,7 +202,19 @@ class Seat:
         """The settings of the node's stream."""
         home, ticket = self.home.absolute(), self.ticket
         key = str(self.key.absolute())
-        return LineSettings(ticket.address, str(home / "ca.crt"), ticket.digest, ticket.node, key)
+        return LineSettings(
+            ticket.address, str(home / "ca.crt"), ticket.digest, ticket.node, key, warned=self.is_warned
+        )
+
+    @cached_property
+    def doubts(self) -> list[Doubt]:
+        """Warnings of rows that are far from those of the study."""
+        return [doubt for path in self.data for doubt in far_from_study(path, self.ticket.rows)]
+
+    @property
+    def is_warned(self) -> bool:
+        """Tell whether the server counts this node among those whose owners were warned."""
+        return not self.ticket.is_private and any(doubt.is_common for doubt in self.doubts)
 
     def describe(self) -> Iterator[str]:
         """Say in lines which server it trusts, and which rows and rules it has."""
@@ -210,6 +225,9 @@ class Seat:
             yield f"rows: {path}: {', '.join(f'{self.rows.count(client, part)} {part}' for part in PARTS)}"
             if columns := describe_columns(path, ticket.rows):
                 yield f"columns: {path}: {columns}"
+        yield from (f"warning: {doubt.text}" for doubt in self.doubts)
+        if self.is_warned:
+            yield "warning: the server is told that rows here are far from the study's, and not of what"
         yield f"study: {ticket.experiment.rounds} rounds; questions and answers are written to {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
         clients = ticket.registered
@@ -271,6 +289,27 @@ def introduce(ticket: Ticket) -> Iterator[str]:
     ids = f"client{'s' * (len(ticket.clients) > 1)} {', '.join(map(str, ticket.clients))}"
     yield f"ticket: {ticket.node} ({ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
     yield f"seal: {ticket.seal} (ask the owner of the site for the seal that fedtide deploy printed, by telephone)"
+
+
+def tell_server(ticket: Ticket, home: Path) -> str:
+    """Tell the server that a node's rows do not agree with the study, and nothing else; say in a line what it learned.
+
+    A node that never joined has no key yet, and shows one that is thrown away.
+
+    Args:
+        ticket: the ticket of the site.
+        home: the node's folder.
+    """
+    if ticket.is_private:
+        return "the server is told nothing of that, because the study is private"
+    try:
+        path = home / f"{ticket.node}.key"
+        key = read_private_key(path) if path.exists() else certificates.draw_node_key()
+        caller = Caller(ticket.address, ticket.authority.encode("ascii"), ticket.digest, ticket.node, key)
+        asyncio.run(tell_disagreement(caller))
+    except (FedtideError, OSError) as error:
+        return f"the server does not know that this node cannot take part ({error})"
+    return "the server was told that rows of this node do not agree with the study, and nothing else of them"
 
 
 def check_versions(ticket: Ticket) -> None:
@@ -353,7 +392,7 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
         budget = None if study is None or clip is None else Budget(study, clip, folder / OWN)
         owner = Owner(policy, folder / "judged.jsonl", experiment.rounds, log, budget)
         rules = {"policy": owner.policy, "refuses": owner.refuses, "shown": owner.shown}
-        node = seat.node(**rules, log=log, judged=folder / "judged")
+        node = seat.node(**rules, log=log, judged=JudgedModels(folder / JUDGED))
         trusts = Peers(folder / "peers.json", owner.policy, log).trusts
     wire = FLOATING if experiment.wire is None else experiment.wire.build()
     masker = None
@@ -447,7 +486,7 @@ class WatchedNode:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class JudgedModel(Models):
-    """The model that a client was evaluated with last."""
+    """The model that a client was evaluated with."""
 
     received: Payload
     memory: Memory
@@ -456,7 +495,9 @@ class JudgedModel(Models):
         return self.received, self.memory
 
 
-def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = None) -> tuple[str, int, int]:
+def predict_at_node(
+    folder: Path, path: Path, out: Path, client: str | None = None, model: str | None = None
+) -> tuple[str, int, int]:
     """Predict the rows of a CSV, Parquet or NPZ file, and write a CSV file with their classes and probabilities.
 
     Args:
@@ -464,15 +505,16 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = No
         path: the file, with the features of the study; a label is not read.
         out: the new file.
         client: number of one of the node's clients; needed if there are several.
+        model: last, best, or the number of rounds of a model that the node has; None means the last.
 
     Returns:
         A name of the client, the round of the evaluation whose model predicted, and the number of rows.
 
     Raises:
-        FedtideError: the node was never started or evaluated, or the rows are not those of the study.
+        FedtideError: the node was never started or evaluated, has no such model, or the rows are not the study's.
     """
     check_free(out)
-    model, ticket, number = _read_model(folder, client)
+    judged, ticket, number = _read_model(folder, client, model)
     about = ticket.rows
     source = about.source_at(path)
     if isinstance(source, CSV) and source.learned is not None:
@@ -481,27 +523,30 @@ def predict_at_node(folder: Path, path: Path, out: Path, client: str | None = No
         spelling = source.spelling if isinstance(source, CSV) else Spelling()
         rows = read_features(path, about.shape, about.columns, spelling)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
-    write_text(out, table(model.predict(x).told, names_of_classes(model)))
-    return f"{ticket.node}, client {number}", model.moment.round, len(x)
+    write_text(out, table(judged.predict(x).told, names_of_classes(judged)))
+    return f"{ticket.node}, client {number}", judged.moment.round, len(x)
 
 
-def model_at_node(folder: Path, client: str | None = None) -> tuple[str, Model]:
-    """Return a name for a file, and the model that a client was evaluated with last.
+def model_at_node(folder: Path, client: str | None = None, model: str | None = None) -> tuple[str, Model]:
+    """Return a name for a file, and a model that a client was evaluated with.
 
     Args:
         folder: the node's folder.
         client: id of one of the node's clients; needed if there are several.
+        model: last, best, or the number of rounds of a model that the node has; None means the last.
 
     Raises:
-        FedtideError: the node was never started or evaluated, or which of several networks predicts depends on the row.
+        FedtideError: the node was never started or evaluated, has no such model, or which of several networks predicts
+            depends on the row.
     """
-    model, ticket, number = _read_model(folder, client)
-    about = described(model, ticket.experiment, f"client {number}")
-    return f"{ticket.node}-client-{number}", Model(model.task, model.parts(), model.rows(CHECKED), about)
+    judged, ticket, number = _read_model(folder, client, model)
+    about = described(judged, ticket.experiment, f"client {number}")
+    part = "" if model in (None, "last") else f"-{model}"
+    return f"{ticket.node}-client-{number}{part}", Model(judged.task, judged.parts(), judged.rows(CHECKED), about)
 
 
-def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, int]:
-    """Return the model of a client in a node's folder, the node's ticket, and the client that is meant."""
+def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[JudgedModel, Ticket, int]:
+    """Return a model of a client in a node's folder, the node's ticket, and the client that is meant."""
     try:
         settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
         ticket = Ticket.read(Path(settings["ticket"]))
@@ -515,7 +560,7 @@ def _read_model(folder: Path, name: str | None) -> tuple[JudgedModel, Ticket, in
         raise FedtideError(f"{folder}: this node has {counted(len(numbers), 'client')}: add {allowed}")
     if client is None:
         raise refused("--client", name, ", ".join(numbers))
-    node, judged, experiment = node_of(settings), Judged.read(folder / "judged"), ticket.experiment
+    node, judged, experiment = node_of(settings), JudgedModels(folder / JUDGED).read(which), ticket.experiment
     assert isinstance(node.rows, FileRows)
     received, memory = node.last_evaluation(judged, client)
     model = JudgedModel(

@@ -42,7 +42,7 @@ from fedtide.site.client_rows import host_without_rows
 from fedtide.site.live import View
 from fedtide.site.machine import Health, Log
 from fedtide.site.site import Roster, Site, read_roster
-from fedtide.site.status import ENDED, MOST, OVER, Status, describe_way_in
+from fedtide.site.status import ENDED, MOST, OVER, Status, describe_rows, describe_way_in
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.noise import simulated_noise
@@ -130,6 +130,7 @@ class Watch:
     _heard: dict[str, LastAnswer] = field(default_factory=dict)
     _present: frozenset[str] = frozenset()
     _waiting: tuple[str, ...] = ()
+    _rows: tuple[str, ...] = ()
     _said: float = 0.0
     _since: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -145,6 +146,11 @@ class Watch:
             keys = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
             roster = self.site.roster if self.latest is None else self.latest.read()
             away = [node for node in roster.node if self.missing and not node.left and node.name not in self._present]
+            disagreeing, warned = self.carrier.rows_apart()
+            before_rows, self._rows = self._rows, tuple(describe_rows(disagreeing, warned))
+            for line in self._rows:
+                if line not in before_rows:
+                    self.log.say("rows", line, disagreeing=disagreeing, warned=warned)
             if self.fleet is not None:  # a fleet that was made anew has heard nothing yet
                 self._heard |= self.fleet.heard
             return Status(
@@ -156,6 +162,8 @@ class Watch:
                 waiting=tuple(describe_way_in(self.site.root, node, keys.get(node.name)) for node in away[:WAITED]),
                 problem=(self.problem or ("" if self.latest is None else self.latest.mistake))[:1000],
                 heard=tuple(self._heard[name] for name in sorted(self._heard)[:MOST]),
+                disagreeing=disagreeing,
+                warned=warned,
             )
 
     def page(self) -> str:
@@ -327,7 +335,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         if away := sum(node.key is not None and node.name not in carrier.present() for node in latest.read().node):
             log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)
-        carrier.finish(SETTLE)
+        carrier.finish(SETTLE, fleet.best)
     log.say("over", f"report: {write_report([site.run])}")
     return 0
 
@@ -336,7 +344,7 @@ def _admit_keys(carrier: GrpcCarrier, latest: RosterFile) -> None:
     """Let in the nodes whose keys the roster has, and no others."""
     nodes = latest.read().node
     keys = {node.name: node.key for node in nodes if node.key is not None}
-    carrier.admit(keys, frozenset(node.name for node in nodes))
+    carrier.admit(keys, frozenset(node.name for node in nodes if not node.left))
 
 
 def _renew(site: Site, log: Log) -> None:

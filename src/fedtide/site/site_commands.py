@@ -176,8 +176,9 @@ def join(
         log_json: write the log as lines of JSON.
     """
     from fedtide.site.certificates import fingerprint, read_public_key
+    from fedtide.site.client_rows import Disagreement
     from fedtide.site.machine import Log
-    from fedtide.site.seat import Seat, introduce, rules_of
+    from fedtide.site.seat import Seat, introduce, rules_of, tell_server
     from fedtide.site.seat import join as take_part
     from fedtide.site.tickets import Ticket
 
@@ -187,7 +188,12 @@ def join(
     for line in introduce(invitation):
         tell(line)
     home = home or Path(invitation.node)
-    seat = Seat.of(invitation, data, rules_of(home, policy), home)
+    try:
+        seat = Seat.of(invitation, data, rules_of(home, policy), home)
+    except Disagreement:
+        if not dry:
+            tell(tell_server(invitation, home))
+        raise
     for line in seat.describe():
         tell(line)
     if dry:
@@ -278,18 +284,24 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
     return 1
 
 
-def rollback(site: Path, round: int, /) -> int:
-    """Let the next round of a site begin with an earlier model that its server has kept; end the server first.
+def rollback(folder: Path, round: int, /) -> int:
+    """Let the next round of a study begin with an earlier model that is kept; end its server or its run first.
 
     Args:
-        site: the folder of the site, whose study has `keep`.
+        folder: the folder of the site, or of a run, RUN/METHOD/SEED, whose study has `keep`.
         round: number of rounds after which the model was made; an error names those that are kept.
     """
+    from fedtide.runs.folder import go_on
+    from fedtide.runs.rollback import roll_back as roll_back_run
     from fedtide.site.rollback import roll_back
     from fedtide.site.site import Site
 
-    done = roll_back(Site.read(site, imports=False), round)
-    _say(f"rollback: round {done.after + 1} begins with the model after round {done.to}", f"next: fedtide serve {site}")
+    if (folder / "site.toml").is_file():
+        done, next_ = roll_back(Site.read(folder, imports=False), round), f"fedtide serve {folder}"
+    else:
+        done, root = roll_back_run(folder, round)
+        next_ = go_on(root)
+    _say(f"rollback: round {done.after + 1} begins with the model after round {done.to}", f"next: {next_}")
     return 0
 
 

@@ -50,6 +50,8 @@ class Status(Strict):
         problem: something for a person to look at; "" if all is well.
         waiting: the nodes that the server waits for, with the way in for each.
         heard: the last answers of nodes.
+        disagreeing: number of nodes whose rows do not agree with the study.
+        warned: number of nodes whose owners were warned of their rows.
     """
 
     at: AwareDatetime
@@ -60,6 +62,8 @@ class Status(Strict):
     problem: Line = ""
     waiting: Annotated[tuple[Line, ...], Field(max_length=1000)] = ()
     heard: Annotated[tuple[LastAnswer, ...], Field(max_length=MOST)] = ()
+    disagreeing: Whole = 0
+    warned: Whole = 0
 
     def write(self, path: Path) -> None:
         """Write the status in place of the one before."""
@@ -99,6 +103,8 @@ def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
     if node.key is None:
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
         return f"{node.name}: not admitted{knock}: fedtide admit {root} {node.name} {node.name}.pub"
+    if key == certificates.fingerprint(node.key):  # it knocked before it was admitted
+        return f"{node.name}: admitted, and let in when it calls again, within seconds"
     if key is not None:
         mend = f"if its own key is lost, remove its line 'key' from {root / 'roster.toml'} and admit the new one"
         return f"{node.name}: it comes with another key than the admitted one, {key}: {mend}"
@@ -181,7 +187,22 @@ def describe_server(site: Site, status: Status, is_gone: bool) -> Iterator[str]:
     if status.problem:
         yield f"problem: {status.problem}"
     if not is_gone:
+        yield from describe_rows(status.disagreeing, status.warned)
         yield from (f"waits for {line}" for line in status.waiting)
+
+
+def describe_rows(disagreeing: int, warned: int) -> Iterator[str]:
+    """Say how many nodes have rows that do not agree with the study, and of how many the owners were warned.
+
+    >>> list(describe_rows(1, 0))
+    ['rows: 1 node cannot take part: its rows do not agree with the study; its owner knows why']
+    """
+    if disagreeing:
+        rows, owners = ("its rows", "its owner knows") if disagreeing == 1 else ("their rows", "their owners know")
+        yield f"rows: {counted(disagreeing, 'node')} cannot take part: {rows} do not agree with the study; {owners} why"
+    if warned:
+        owners = "its owner knows" if warned == 1 else "their owners know"
+        yield f"rows: {counted(warned, 'node')} found rows far from the study's; {owners} in what"
 
 
 def describe_key(node: Member) -> str:

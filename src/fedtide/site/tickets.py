@@ -24,7 +24,7 @@ from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.sources import CSV, NPZ
 from fedtide.fields.shapes import explained, fields_of, ranges
-from fedtide.fields.types import Count, Different, Distinct, IsFile, Strict, Text, Whole, spelled
+from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import write_new
@@ -87,6 +87,7 @@ class RowsAbout(Strict):
         labels: names of the classes, in order; () if labels are numbers from 0.
         columns: features of a CSV file, in order.
         source: the study's source without its path, by which a CSV, Parquet or NPZ file is read.
+        times: first and last time of the study's own rows, by whole days; () if they have no dates.
     """
 
     shape: Annotated[tuple[Count, ...], Field(max_length=4)]
@@ -95,6 +96,7 @@ class RowsAbout(Strict):
     labels: Names = ()
     columns: Names = ()
     source: dict[str, Any]
+    times: Annotated[tuple[Finite, ...], Field(max_length=2)] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> "RowsAbout":
@@ -102,6 +104,8 @@ class RowsAbout(Strict):
             raise ValueError(f"found {shown(self.shape)} as the shape of a row, allowed: 100,000,000 numbers at most")
         if self.labels and len(self.labels) != self.classes:
             raise ValueError(f"found {len(self.labels)} names of {self.classes} classes, allowed: one each")
+        if len(self.times) == 1 or self.times != tuple(sorted(self.times)):
+            raise ValueError(f"found {shown(self.times)} as times, allowed: none, or the first and the last")
         if self.columns and "learned" not in self.source and self.shape != (len(self.columns),):
             raise ValueError(f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one each")
         return self
@@ -179,6 +183,12 @@ class Ticket(AboutSite):
             FedtideError: it has no study, or names code or files.
         """
         return study_of(self.study)
+
+    @property
+    def is_private(self) -> bool:
+        """Tell whether the study is private, so that nothing without noise is told of rows."""
+        wire = self.experiment.wire
+        return wire is not None and wire.privacy is not None
 
     def to_toml(self) -> str:
         """Return the ticket as text."""

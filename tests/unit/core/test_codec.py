@@ -171,7 +171,6 @@ def crafted_file(path: Path, name: str, fields: dict[str, Any] | None = None) ->
     "builtins:eval",
     "fedtide.core.base:Nothing",
     "fedtide.core.base:Moment.__init__",
-    "fedtide.nowhere:Thing",
     "fedtide.core.base:",
     ":Moment",
     "Moment",
@@ -181,6 +180,15 @@ def test_a_class_that_is_no_dataclass_of_a_loaded_module_is_refused(name):
     with pytest.raises(FedtideError, match="not a dataclass of a loaded module"):
         codec.from_bytes(crafted(name))
     assert not {"antigravity", "json.tool"} & (set(sys.modules) - loaded)
+
+
+@pytest.mark.parametrize(("module", "why"), [("nowhere", "No module named"), ("core.loop", "import of .* halted")])
+def test_a_module_of_this_package_that_cannot_be_imported_is_named_with_its_error(module, why, monkeypatch):
+    """What a module needs may be missing here: then the class is no fault of the message."""
+    monkeypatch.setitem(sys.modules, "fedtide.core.loop", None)
+    line = rf"^fedtide\.{module}:Start: fedtide\.{module} cannot be imported \({why}[^\n]*\)$"
+    with pytest.raises(FedtideError, match=line):
+        codec.from_bytes(crafted(f"fedtide.{module}:Start"))
 
 
 def test_a_class_of_this_package_is_found_although_its_module_is_not_loaded_yet(monkeypatch):

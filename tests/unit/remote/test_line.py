@@ -410,6 +410,22 @@ def test_a_study_that_is_over_ends_a_node_that_just_comes(federation, monkeypatc
     federation.serve()
 
 
+@pytest.mark.parametrize(("best", "noted"), [(40, "40"), (None, None), (True, None), (-1, None), ("40", None)])
+def test_the_last_word_of_a_server_says_which_model_was_best(federation, rome, tmp_path, best, noted):
+    """A node that was judged with none has no use for it."""
+    for folder in ("judged", "none"):
+        until(lambda: "rome" not in federation.carrier.present(), 20.0)
+        (tmp_path / "judged").mkdir(exist_ok=True)
+        with Near(rome, judged=tmp_path / folder) as node:
+            until(lambda: "rome" in federation.carrier.present(), 20.0)
+            federation.carrier.finish(best=best)
+            node.wait()
+        federation.serve()
+    found = tmp_path / "judged" / "best"
+    assert (found.read_text() if found.exists() else None) == noted
+    assert not (tmp_path / "none").exists()
+
+
 # -- what a node is told of its server before it starts ---------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from fedtide.core import codec
 from fedtide.core.base import Moment, Slotted, Weighted
+from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -18,7 +21,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.remote import node_memory
 from fedtide.remote.asks import ANSWERED
 from fedtide.remote.node_answers import Received, keep_wanted
-from fedtide.remote.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.remote.node_memory import Judged, JudgedModels, MemoryLost, NodeMemory
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet
 from fedtide.remote.policy import Policy
 from fedtide.site.owner import MODELS, Owner
@@ -285,29 +288,119 @@ def test_damaged_memory_is_said(tmp_path):
 # -- use --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ifca", "pfedem shares", "fedem", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "pfedem shares", "fedem", "scaffold", "ditto"])
 def test_a_node_predicts_as_it_was_judged(name, tmp_path):
-    """Its own rows with its own model: as many hits as the server was told of; also when its clients went on."""
-    made, fleet, _ = fleet_of(name, tmp_path, judged=tmp_path / "judged")
-    nodes = fleet.carrier.nodes
-    fleet.carrier.nodes = {key: replace(node, judged=tmp_path / f"judged-{key}") for key, node in nodes.items()}
-    step = first_rounds(made, fleet, 2)[-1]
-    payload, slot = made.algorithm.serve(step.state, fleet.clients)
-    scores = fleet.score(payload, fleet.clients, slot=slot)
+    """Its own rows with its own model: as many hits as the server was told of; also when its clients went on.
+
+    The same holds for the model that was best, which is that of an earlier evaluation.
+    """
+    made, fleet, _ = fleet_of(name, tmp_path)
+    folders = {key: JudgedModels(tmp_path / f"judged-{key}") for key in fleet.roster}
+    fleet.carrier.nodes = {key: replace(node, judged=folders[key]) for key, node in fleet.carrier.nodes.items()}
+    step, hits = first_rounds(made, fleet, 2)[-1], {}
+    hits["best"] = judged_in(made, fleet, step)
     fleet.memory.settle((2, 0))
-    first_rounds(made, fleet, 4, Start(step.state, 2, step.seconds))
-    hits = 0
-    for key, node in fleet.carrier.nodes.items():
-        judged = Judged.read(tmp_path / f"judged-{key}")
-        for client in fleet.roster[key]:
-            rows, _ = made.population.pool(torch.tensor([client]), fleet.moment, "test")
-            if not len(rows):
-                continue
-            received, memory = node.last_evaluation(judged, client)
-            together = torch.zeros(len(rows), dtype=torch.int64)
-            predicted = node.algorithm.predict(received, [memory], rows.x, together)
-            hits += int((predicted.told.argmax(1) == rows.y).sum())
-    assert hits == int(scores.correct.sum())
+    fleet.best = 2
+    step = first_rounds(made, fleet, 4, Start(step.state, 2, step.seconds))[-1]
+    hits["last"] = judged_in(made, fleet, step)
+    fleet.memory.settle((4, 0))
+    first_rounds(made, fleet, 6, Start(step.state, 4, step.seconds))
+    for model, rounds in (("best", 2), ("last", 4)):
+        count = 0
+        for key, node in fleet.carrier.nodes.items():
+            judged = folders[key].read(model)
+            assert judged.rounds == rounds
+            for client in fleet.roster[key]:
+                rows, _ = made.population.pool(torch.tensor([client]), Moment(rounds - 1, 4), "test")
+                if not len(rows):
+                    continue
+                received, memory = node.last_evaluation(judged, client)
+                together = torch.zeros(len(rows), dtype=torch.int64)
+                predicted = node.algorithm.predict(received, [memory], rows.x, together)
+                count += int((predicted.told.argmax(1) == rows.y).sum())
+        assert count == hits[model], model
+
+
+def judged_in(made, fleet, step):
+    """The hits of all clients with the state of a round, which is judged."""
+    payload, slot = made.algorithm.serve(step.state, fleet.clients)
+    return int(fleet.score(payload, fleet.clients, slot=slot).correct.sum())
+
+
+def evaluation(folder, rounds):
+    """An evaluation of client 0 after so many rounds, with what it kept then."""
+    memory = NodeMemory(folder / "memory", {0: (rounds, 0)})
+    memory.write(0, (rounds, 0), {"rounds": rounds}, settled=(rounds, 0))
+    return Judged({"moment": {"round": rounds - 1}, "counted": {"0": [rounds, 0]}}, b"%d" % rounds, memory)
+
+
+def there(models):
+    return sorted(int(path.name.partition(".")[2]) for path in models.folder.iterdir() if path.is_dir())
+
+
+def test_a_node_keeps_the_last_evaluation_and_the_best_that_the_server_tells_of(tmp_path):
+    """The server says which was best after it, in its next question."""
+    models, found = JudgedModels(tmp_path / "judged"), []
+    with pytest.raises(FedtideError, match="not there yet; a model comes with the first evaluation"):
+        models.read("best")
+    for rounds, best in ((2, 2), (4, 4), (6, 4), (8, 4), (10, 10)):
+        models.write(evaluation(tmp_path, rounds))
+        found.append(there(models))
+        models.note_best(best)
+        judged = models.read("best")
+        assert (judged.payload, judged.memory.read(0, (99, 0))) == (b"%d" % best, {"rounds": best})
+        assert models.read().rounds == models.read("last").rounds == models.read(str(rounds)).rounds == rounds
+    assert found == [[2], [2, 4], [4, 6], [4, 8], [4, 10]]
+    with pytest.raises(FedtideError, match="--model: found '6', allowed: 4, 10, last, best"):
+        models.read("6")
+
+
+def test_a_best_model_that_a_node_has_not_is_named(tmp_path):
+    models = JudgedModels(tmp_path / "judged")
+    models.write(evaluation(tmp_path, 4))
+    with pytest.raises(FedtideError, match="but the server keeps no models, or has not said which is best; allowed: 4"):
+        models.read("best")
+    models.note_best(2)
+    with pytest.raises(FedtideError, match="but the best is that after 2 rounds, with which this node was not eva"):
+        models.read("best")
+
+
+def test_a_round_that_is_played_again_takes_the_place_of_the_one_before(tmp_path):
+    """A study that begins anew, without a node that left, has nothing of the one before."""
+    models = JudgedModels(tmp_path / "judged")
+    for rounds, payload in ((2, b"first"), (4, b"first"), (4, b"again"), (2, b"anew")):
+        models.write(replace(evaluation(tmp_path, rounds), payload=payload))
+        models.note_best(4)
+        assert models.read().payload == payload
+    assert there(models) == [2]
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_a_kill_while_an_evaluation_is_kept_loses_no_other(tmp_path, monkeypatch, call):
+    """Whatever file is not written, removed or renamed any more, the best and the last are there."""
+    models, left = JudgedModels(tmp_path / "judged"), [call]
+    for rounds in (2, 4):
+        models.write(evaluation(tmp_path, rounds))
+        models.note_best(2)
+    last = evaluation(tmp_path, 6)
+
+    def killed(function):
+        def maybe(*words, **named):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return function(*words, **named)
+
+        return maybe
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        for name in ("mkdir", "link", "unlink", "rmdir", "rename"):
+            patch.setattr(os, name, killed(getattr(os, name)))
+        models.write(last)
+    assert models.read("best").payload == b"2"
+    assert models.read().payload in (b"4", b"6")
+    models.write(last)
+    assert there(models) == [2, 6]
 
 
 # -- the server's notes -----------------------------------------------------------------------------------------------

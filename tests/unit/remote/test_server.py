@@ -21,10 +21,11 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import door
 from fedtide.remote.grpc import grpc_carrier as server
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
-from fedtide.remote.grpc.line import channel_to
+from fedtide.remote.grpc.line import channel_to, tell_disagreement
 from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, PIECE, Broken, Head, Message
 from fedtide.site import certificates
 from fedtide.wire.keys import spell_public
@@ -168,6 +169,58 @@ def test_a_node_that_was_let_in_is_not_said_to_come_with_another_key(federation,
     assert "rome" in federation.carrier.knocked()
     assert run(talk(rome)) == "welcome"
     assert "rome" not in federation.carrier.knocked()
+
+
+# -- nodes whose rows are not those of the study ----------------------------------------------------------------------
+
+
+def test_nodes_whose_rows_do_not_agree_are_counted_until_they_come_with_others(federation, rome):
+    """The server learns how many they are; a stranger's word counts for a name whose key is not admitted yet alone."""
+    carrier, other = federation.carrier, ec.generate_private_key(ec.SECP384R1())
+    refused = "the server does not let this node in: its key is not admitted there"
+
+    def tell(known):
+        run(tell_disagreement(known))
+
+    with pytest.raises(FedtideError, match=refused):
+        tell(replace(rome, key=other))
+    with pytest.raises(FedtideError, match=refused):
+        tell(replace(rome, key=other, name="nobody"))
+    assert carrier.rows_apart() == (0, 0)
+    knocked = carrier.knocked()
+    for _ in range(2):
+        tell(rome)
+        tell(replace(rome, key=other, name="stranger"))
+    assert carrier.rows_apart() == (2, 0)
+    assert carrier.knocked() == knocked
+    assert "rome" not in carrier.present()
+
+    async def come(known):
+        async with stream(known) as call:
+            more = {"warned": known.warned} if known.warned else {}
+            await enter(call, known, **more)
+
+    for warned, count in ((True, 1), ("yes", 0), (1, 0), (False, 0)):
+        run(come(replace(rome, warned=warned)))
+        assert carrier.rows_apart() == (1, count)
+    carrier.admit(dict(federation.keys), frozenset())
+    assert carrier.rows_apart() == (0, 0)
+    federation.admit()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_does_not_show_the_key_is_not_counted(federation, rome, case):
+    changes, words = CASES[case]
+
+    async def talk():
+        async with stream(rome) as call:
+            await call.write(
+                introduction(rome, (await said_by(call)).extra["nonce"], **{"kind": "disagreement"} | changes)
+            )
+            return await ended(call)
+
+    assert run(talk()).startswith(words)
+    assert federation.carrier.rows_apart() == (0, 0)
 
 
 # -- the same key twice -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
+from fedtide.remote.node_memory import JudgedModels
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
 from fedtide.runs.runner import Run, run_rounds
@@ -359,7 +360,7 @@ def test_exact_scores_leave_no_private_study_and_with_a_limit_only_if_the_owner_
     lines = [json.loads(line) for line in (tmp_path / "berlin" / RECORD).read_text().splitlines() if line]
     (word,) = {word for line in lines if line["kind"] == "score" for word in line["clients"].values()}
     assert ("its study is private" if make is private_site else "do not name 'score'") in word
-    assert (tmp_path / "berlin" / "judged" / "payload").stat().st_size, "a node predicts with the model all the same"
+    assert JudgedModels(tmp_path / "berlin" / "judged").read().payload, "a node predicts with the model all the same"
 
 
 def test_a_node_without_budget_answers_scores(tmp_path):

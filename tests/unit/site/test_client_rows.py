@@ -18,6 +18,7 @@ from fedtide.data.partition import Split
 from fedtide.data.transforms import Standardize
 from fedtide.site.client_rows import FileRows, describe_columns, divide_rows, read_rows
 from fedtide.site.deploying import choose, describe_rows
+from fedtide.site.far_rows import far_from_study
 from fedtide.site.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -132,6 +133,63 @@ def test_a_unit_other_than_that_of_the_study_is_refused(tmp_path):
     assert read_rows(tmp_path / "plain.csv", about).x[0].tolist() == [70.0, 2.0, 3.0]
     with pytest.raises(FedtideError, match=r"row 2: pulse: found '1\.2 Hz', allowed: a number in bpm"):
         read_rows(tmp_path / "other.csv", about)
+
+
+def doubts(path: Path, about: RowsAbout) -> list[tuple[str, bool]]:
+    return [(doubt.text.removeprefix(f"{path}: "), doubt.is_common) for doubt in far_from_study(path, about)]
+
+
+def test_rows_far_from_those_of_the_study_are_named_to_their_owner(tmp_path):
+    """By hand: pulse has mean 72 and deviation 2, so 66 to 78 is near; always, which never changes, says nothing.
+
+    The server counts a node if more than half of a column is far, and never for a few rows of it.
+    """
+    (tmp_path / "study.csv").write_text("pulse,ward,always,label\n70,a,5,calm\n74,b,5,ill\n70,a,5,well\n74,b,5,calm\n")
+    source = {"path": str(tmp_path / "study.csv"), "categories": ["ward"], "missing": "mean", "scaled": True}
+    about, path = about_site(source), tmp_path / "berlin.csv"
+
+    def found(*rows: str) -> list[tuple[str, bool]]:
+        path.write_text("\n".join(["label,pulse,ward,always", *(f"ill,{row},50" for row in rows)]) + "\n")
+        return doubts(path, about)
+
+    assert found("66,a", "78,b", ",") == []
+    assert found("1.2,a", "78,a") == []  # half is not most
+    mean = "the study's mean (here 24.87, there 72 with deviation 2)"
+    assert found("1.2,a", "1.4,a", ",a", "72,a") == [
+        (f"pulse: 2 of 3 values are more than 3 deviations from {mean}: is it another unit?", True)
+    ]
+    few = "ward: 1 of 2 cells have categories that the study does not know, such as 'ICU'"
+    assert found("72,ICU", "72,a") == [(few, False)]
+    assert found("72,ICU", "72,") == [(few.replace("1 of 2 cells", "1 of 1 cell"), True)]
+    (tmp_path / "plain.csv").write_text("pulse,age,weight,label\n1,2,3,calm\n")
+    assert doubts(tmp_path / "plain.csv", ABOUT) == []
+
+
+def test_times_far_from_those_of_the_study_are_named_to_their_owner(tmp_path):
+    """By hand: the study's days are 2024-01-01 to 2024-01-03, and a year around them is near."""
+    cells = "".join(f"{day}.5,2024-01-0{day} 12:00,{label}\n" for day, label in ((1, "calm"), (2, "ill"), (2, "well")))
+    (tmp_path / "study.csv").write_text(f"pulse,day,label\n{cells}")
+    about, path = about_site({"path": str(tmp_path / "study.csv"), "time": "day"}), tmp_path / "berlin.csv"
+    assert about.times == (1704067200.0, 1704240000.0)
+
+    def found(*days: str) -> list[tuple[str, bool]]:
+        path.write_text("label,pulse,day\n" + "".join(f"ill,72,{day}\n" for day in days))
+        return doubts(path, about)
+
+    assert found("2025-01-02 12:00", "2023-01-01") == []
+    assert found("1970-01-20", "2024-01-01") == []
+    assert found("1970-01-20", "1970-01-21", "2024-01-01") == [
+        (
+            "time: 1970-01-20 00:00 to 2024-01-01 00:00, and the study's are 2024-01-01 00:00 to 2024-01-03 00:00: "
+            "is a clock or a format another one?",
+            True,
+        )
+    ]
+
+
+def test_times_that_are_no_dates_are_no_calendar(tmp_path):
+    (tmp_path / "study.csv").write_text("pulse,at,label\n70.5,0,calm\n74.5,90,ill\n70.5,95,well\n")
+    assert about_site({"path": str(tmp_path / "study.csv"), "time": "at"}).times == ()
 
 
 def test_a_node_reads_its_file_as_the_study_says(tmp_path):

@@ -32,6 +32,7 @@ from fedtide.site.seat import Seat
 from fedtide.site.site import Roster, Site
 from fedtide.wire.pipeline import FLOATING
 from helpers.hospitals import hospitals
+from helpers.mortal import changes_in
 from helpers.near_sites import site_of
 from helpers.planted import planted
 from helpers.shell import done, refused
@@ -96,6 +97,7 @@ def test_a_site_is_inspected_while_it_is_served_and_after_and_its_simulation_has
     answers = {one["question"]: one["level"] for one in json.loads(capsys.readouterr().out)["answers"]}
     assert set(answers) == set(QUESTIONS)
     assert answers["labels"] == answers["mix"] == answers["drift"] == "no"
+    assert changes_in("inspect", site.root) == 0, "it changes no file, so a kill leaves all as it was"
     line = refused(capsys, tmp_path, "inspect", site.root, "--out", "out")
     assert line == "--out: found 'out', but sums make no page; allowed: none with a site"
     assert "--label: found 'y'" in refused(capsys, tmp_path, "inspect", site.root, "--label", "y")

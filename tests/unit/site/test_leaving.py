@@ -14,33 +14,17 @@ from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS, LEDGER, read_rounds
-from fedtide.evaluate.judge import Judge
-from fedtide.runs import folder
-from fedtide.runs.runner import Run
 from fedtide.site.accounts import ledger_for
 from fedtide.site.leaving import describe_released, take_out
 from fedtide.site.serve import hold
 from fedtide.site.site import Site, admit, read_roster
 from fedtide.site.status import describe_way_in
 from fedtide.wire.ledger import Line
-from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
+from helpers.near_sites import host_at, nodes_of, serve_near, site_of
 
 DEPLOY = {"address": "127.0.0.1:7400", "fewest": 2}
 BUDGET = {"epsilon": 8.0, "delta": 0.01, "clip": {"delta": 1.0, "loss": 2.0}}
 PRIVATE = {"wire": {"secure": False, "fewest": 2, "privacy": BUDGET}}
-
-
-def serve(site: Site, nodes: dict[str, Any], rounds: int = 4) -> None:
-    """Play rounds as a server does, on a clock whose rounds all take equally long."""
-    site = Site.read(site.root)
-    if not site.run.exists():
-        folder.create(site.experiment, site.run)
-    host = host_at(site)
-    fleet = fleet_at(site, {node.name: nodes[node.name] for node in site.roster.node if not node.left}, host)
-    judge = Judge(host.algorithm, fleet, [], site.method.decide_per)
-    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
-    played = Run(experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge, until=rounds)
-    assert [progress.round for progress in played][-1] == rounds
 
 
 def made(folder: Path, **changes: Any) -> tuple[Site, dict[str, Any]]:
@@ -56,17 +40,17 @@ def took_out(site: Site, name: str = "lyon") -> str:
 def test_the_others_play_again_and_come_to_the_bits_of_a_study_without_it(tmp_path):
     """Their folders have memory of the rounds with it, which nobody counts any more."""
     site, nodes = made(tmp_path / "one")
-    serve(site, nodes)
+    serve_near(site, nodes)
     with_it = sha256(file_of(site.record))
     said = took_out(site)
     for fact in ("rounds 0, 1, 2 and 3", with_it[:16], "cannot be taken back: models"):
         assert fact in said
     assert not site.run.exists()
     assert len(read_rounds(site.root / "run-with-lyon" / "scaffold" / "0")) == 4
-    serve(site, nodes)
+    serve_near(site, nodes)
     other, fresh = made(tmp_path / "other")
     took_out(other)
-    serve(other, fresh)
+    serve_near(other, fresh)
     assert sha256(file_of(site.record)) == sha256(file_of(other.record)) != with_it
     for name in ("berlin", "oslo"):
         rows = [sorted((tmp_path / folder / name).rglob("memory/*/*/3.0")) for folder in ("one", "other")]
@@ -91,7 +75,7 @@ def test_saved_rounds_without_it_stay(tmp_path):
     site, nodes = made(tmp_path / "one")
     away = {name: node for name, node in nodes.items() if name != "lyon"}
     took_out(site)
-    serve(site, away, rounds=2)
+    serve_near(site, away, rounds=2)
     before = {path: path.read_bytes() for path in site.run.rglob("*") if path.is_file()}
     took_out(site)
     assert {path: path.read_bytes() for path in site.run.rglob("*") if path.is_file()} == before
@@ -100,7 +84,7 @@ def test_saved_rounds_without_it_stay(tmp_path):
 @pytest.mark.parametrize("until", ["the roster is written", "the run is put aside"])
 def test_a_killed_command_is_ended_by_the_same(tmp_path, monkeypatch, until):
     site, nodes = made(tmp_path / "one")
-    serve(site, nodes, rounds=2)
+    serve_near(site, nodes, rounds=2)
 
     class Killed(BaseException):
         pass
@@ -130,7 +114,7 @@ def test_masked_and_private_studies_say_what_cannot_be_taken_back(tmp_path):
     assert "cannot be taken back: masked sums" in said
     assert site.run.exists()
     site, nodes = made(tmp_path / "private", played="FedAvg", **PRIVATE)
-    serve(site, nodes, rounds=2)
+    serve_near(site, nodes, rounds=2)
     said = took_out(site)
     lines = [json.loads(line) for line in (site.record / "ledger.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1]

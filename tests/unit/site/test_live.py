@@ -141,7 +141,7 @@ def fetched(address: str, **headers: str) -> tuple[int, str, Any]:
 def test_a_page_on_the_loopback_shows_the_same_and_nothing_in_it_is_run(site):
     word = LastAnswer.of("berlin", 0.5, [HOSTILE]).word
     fleet: Any = SimpleNamespace(heard={"berlin": heard("berlin", 0.25, word), "<b>": heard("<b>", 2)})
-    carrier: Any = SimpleNamespace(present=lambda: frozenset({"berlin"}), knocked=dict)
+    carrier: Any = SimpleNamespace(present=lambda: frozenset({"berlin"}), knocked=dict, rows_apart=lambda: (0, 0))
     watch = Watch(site, Log(file=io.StringIO()), carrier, fleet=fleet, problem="<script>alert(1)</script>")
     with closing(Health(0, dict, watch.page)) as health:
         address = health.address.removesuffix("health")

@@ -25,7 +25,7 @@ from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
 from fedtide.runs.runner import Progress
-from fedtide.site.certificates import make_node_key, read_public_key
+from fedtide.site.certificates import fingerprint, make_node_key, read_public_key
 from fedtide.site.machine import Health, Log
 from fedtide.site.serve import RosterFile, Watch, hold, play_rounds, repeat, survive_failures
 from fedtide.site.site import Roster, Site, read_roster, write_roster
@@ -48,7 +48,7 @@ def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any
         experiment=experiment, roster=Roster.of("berlin"), deploy=deploy, root=folder, record=folder,
         status=folder / "status.json",
     )  # fmt: skip
-    carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict)
+    carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict, rows_apart=lambda: (0, 0))
     return Watch(site, log, carrier, **settings)
 
 
@@ -93,6 +93,19 @@ def test_a_server_says_for_whom_it_waits(tmp_path, log):
     assert watch.look().phase == "waiting for 1 more client"
 
 
+def test_a_server_says_how_many_nodes_have_other_rows_and_never_which(tmp_path, log):
+    watch, counts = watch_of(tmp_path, log), [(0, 0), (1, 0), (1, 0), (2, 1)]
+    watch.carrier.rows_apart = lambda: counts.pop(0)
+    found = [watch.look() for _ in range(len(counts))]
+    assert [(status.disagreeing, status.warned) for status in found] == [(0, 0), (1, 0), (1, 0), (2, 1)]
+    said = [line.partition("rows: ")[2] for line in log.file.getvalue().splitlines()]
+    assert said == [
+        "1 node cannot take part: its rows do not agree with the study; its owner knows why",
+        "2 nodes cannot take part: their rows do not agree with the study; their owners know why",
+        "1 node found rows far from the study's; its owner knows in what",
+    ]
+
+
 def test_a_node_that_was_admitted_and_is_lost_is_asked_to_join_again(tmp_path, log):
     """Its key came into the roster after the server began."""
     write_roster(tmp_path, Roster.of("berlin"))
@@ -104,6 +117,22 @@ def test_a_node_that_was_admitted_and_is_lost_is_asked_to_join_again(tmp_path, l
     admitted = Roster.of("berlin").node[0].model_copy(update={"key": read_public_key(tmp_path / "berlin.pub")[0]})
     write_roster(tmp_path, Roster(node=(admitted,)))
     assert "berlin: not connected: fedtide join berlin.ticket" in watch.look().waiting[0]
+
+
+def test_a_key_that_knocked_before_it_was_admitted_is_not_said_to_be_another(tmp_path, log):
+    """Until the server reads the roster again, and the node calls again, the key is among those that knocked."""
+    for name in ("berlin", "other"):
+        make_node_key(tmp_path / f"{name}.key", tmp_path / f"{name}.pub", "berlin")
+    own, other = (read_public_key(tmp_path / f"{name}.pub")[0] for name in ("berlin", "other"))
+    write_roster(tmp_path, Roster.of("berlin"))
+    watch = watch_of(tmp_path, log, latest=RosterFile(tmp_path, read_roster(tmp_path), log), missing=1)
+    watch.carrier.knocked = lambda: {"berlin": own}
+    assert f"it came with the key {fingerprint(own)}, which you compare with its owner" in watch.look().waiting[0]
+    admitted = Roster.of("berlin").node[0].model_copy(update={"key": own})
+    write_roster(tmp_path, Roster(node=(admitted,)))
+    assert watch.look().waiting == ("berlin: admitted, and let in when it calls again, within seconds",)
+    watch.carrier.knocked = lambda: {"berlin": other}
+    assert f"another key than the admitted one, {fingerprint(other)}" in watch.look().waiting[0]
 
 
 def test_a_server_ends_if_clients_do_not_come_within_the_wait(tmp_path, log, monkeypatch):

@@ -9,18 +9,21 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("cryptography")
 
+from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.totals import Vectors
 from fedtide.remote import node_answers as answers
 from fedtide.remote.asks import OTHER, REASONS, NodeRecord
 from fedtide.remote.fleet import RemoteFleet
+from fedtide.remote.node_memory import JudgedModels
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present
 from fedtide.runs import folder
@@ -29,7 +32,7 @@ from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.machine import Health
 from fedtide.site.seat import Seat, WatchedNode, node_of, predict_at_node
 from fedtide.wire.pipeline import FLOATING
-from helpers.hospitals import CLASSES, COLUMNS, NAMES
+from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY
 from helpers.near_sites import nodes_of, played, site_of, words
 from helpers.shell import done, refused
 
@@ -38,7 +41,12 @@ from helpers.shell import done, refused
 def place(tmp_path_factory) -> Path:
     """A site of SCAFFOLD whose nodes, made as `fedtide join` makes them, have played all rounds in this process."""
     place = tmp_path_factory.mktemp("hospitals")
-    site = site_of(place, played="SCAFFOLD", rows=90)
+    play(place, site_of(place, played="SCAFFOLD", rows=90))
+    return place
+
+
+def play(place: Path, site: Any) -> Any:
+    """Play a study on nodes in this process, and return its fleet."""
     (place / "policy.toml").write_text("reveals = []\nrows_at_least = 5\n")
     nodes, data = {}, [place / f"{name}.csv" for name in NAMES]
     for name, file in zip(NAMES, data, strict=True):
@@ -55,7 +63,7 @@ def place(tmp_path_factory) -> Path:
     folder.create(site.experiment, site.run)
     run = Run(site.experiment, site.method, site.seed, site.record)
     list(run.play(judge_of=lambda _: Judge(algorithm, fleet, views(rows.people))))
-    return place
+    return fleet
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -79,6 +87,35 @@ def test_a_node_predicts_rows_of_its_own(place, tmp_path):
     assert sum(map(str.__eq__, classes, labels)) > 0.6 * len(labels)
     result = predict_at_node(place / "berlin", place / "lyon.csv", tmp_path / "other.csv")
     assert result == ("berlin, client 0", 3, 90)
+
+
+@pytest.mark.parametrize("played", ["FedAvg", "Ditto"])
+def test_a_node_predicts_with_the_model_that_the_server_keeps_as_its_best(tmp_path, capsys, monkeypatch, played):
+    """Of FedAvg it has the bits of the server's. The model that a client keeps is that of the same evaluation."""
+    monkeypatch.chdir(tmp_path)
+    local = {"lr": 0.05, "batch_size": 20}
+    method = [{"name": played, "algorithm": played.lower(), "cohort": 3, "local": local}]
+    data = STUDY["data"]["source"] | {"path": str(tmp_path / "pilot.csv")}
+    site = site_of(
+        tmp_path, played=played, rows=90, method=method, rounds=5, eval_every=1,
+        data={"source": data, "split": {"val": 0.3}}, keep={"best": 2, "by": "loss", "less": False},
+    )  # fmt: skip
+    fleet = play(tmp_path, site)
+    kept = checkpoint.check(site.record / "checkpoints", config=None).kept
+    assert fleet.best == kept[0] == 1, "the loss only falls, so the first model is best"
+    models, rows = JudgedModels(tmp_path / "berlin" / "judged"), tmp_path / "berlin.csv"
+    assert [models.read(model).rounds for model in ("best", "1", "last", "5", None)] == [1, 1, 5, 5, 5]
+    assert done("predict", tmp_path / "berlin", rows, "--model", "best", "--out", "node.csv") == 0
+    assert "client 0, after round 1: 90 rows predicted" in " ".join(capsys.readouterr().out.split())
+    assert done("predict", tmp_path / "berlin", rows, "--out", "last.csv") == 0
+    assert Path("node.csv").read_bytes() != Path("last.csv").read_bytes()
+    assert done("predict", site.run, rows, "--model", "best", "--out", "server.csv") == 0
+    assert (Path("node.csv").read_bytes() == Path("server.csv").read_bytes()) == (played == "FedAvg")
+    assert done("export", tmp_path / "berlin", "--model", "best", "--format", "safetensors") == 0
+    assert "after round 1" in capsys.readouterr().out
+    assert Path("berlin-client-0-best.safetensors").exists()
+    words = ["predict", tmp_path / "berlin", rows, "--model", 3, "--out", tmp_path / "three.csv"]
+    assert refused(capsys, tmp_path, *words) == "--model: found '3', allowed: 1, 5, last, best"
 
 
 def test_a_node_exports_the_model_that_it_predicts_with(place, tmp_path, capsys, monkeypatch):

@@ -14,7 +14,16 @@ from typing import Any
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.door import Door, check_files
-from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import (
+    DISAGREEMENT,
+    HEADER,
+    METHOD,
+    MOST,
+    SCHEME,
+    Broken,
+    Head,
+    Message,
+)
 from fedtide.remote.messages import OpenQuestion, Question, Response, from_json
 from fedtide.remote.node_answers import one_line
 from fedtide.wire.keys import verify_signature
@@ -101,9 +110,12 @@ class GrpcCarrier:
         self._arrived: list[tuple[str, Message]] = []
         self._streams: dict[str, Stream] = {}
         self._over: float | None = None
+        self._best: int | None = None
         self._informed: set[str] = set()
         self._ended = threading.Event()
         self._knocked: dict[str, str] = {}
+        self._disagreeing: set[str] = set()
+        self._warned: set[str] = set()
         self._loop = asyncio.new_event_loop()
         started: Future[int] = Future()
         self._thread = threading.Thread(target=self._run_loop, args=(host, port, started), daemon=True)
@@ -130,6 +142,8 @@ class GrpcCarrier:
                 if waiting.question.node in gone:
                     self._arrive(waiting, "its key was removed")
             self._knocked = {name: key for name, key in self._knocked.items() if keys.get(name) != key}
+            self._disagreeing &= expected | keys.keys()
+            self._warned &= expected | keys.keys()
         for name in gone:
             self._say(name, None)
 
@@ -142,6 +156,14 @@ class GrpcCarrier:
         """Return the keys, by name, with which expected nodes came that are not let in."""
         with self._lock:
             return dict(self._knocked)
+
+    def rows_apart(self) -> tuple[int, int]:
+        """Return the number of nodes whose rows do not agree with the study, and of those whose owners were warned.
+
+        It is what nodes said when they came last. A name without an admitted key is anyone's who has its ticket.
+        """
+        with self._lock:
+            return len(self._disagreeing), len(self._warned)
 
     def removed(self) -> frozenset[str]:
         """Return the names of nodes whose keys were removed since the last call."""
@@ -180,8 +202,14 @@ class GrpcCarrier:
             self._say(waiting.question.node, Message("drop", waiting.question.id))
         return done
 
-    def finish(self, seconds: float = 0.0) -> None:
-        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up."""
+    def finish(self, seconds: float = 0.0, best: int | None = None) -> None:
+        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up.
+
+        Args:
+            seconds: for nodes that are away.
+            best: rounds of the model that was best, which nodes have kept; None if no one is.
+        """
+        self._best = best
         self._over = time.monotonic() + seconds
         self.close(seconds)
 
@@ -278,7 +306,7 @@ class GrpcCarrier:
     def _part(self, stream: Stream) -> None:
         """End a stream, as the server does."""
         if self._over is not None:
-            stream.out.put_nowait(Message("over"))
+            stream.out.put_nowait(Message("over", extra={} if self._best is None else {"best": self._best}))
         stream.out.put_nowait(None)
 
     async def _talk(self, unused: Any, context: Any) -> None:
@@ -305,6 +333,8 @@ class GrpcCarrier:
                 ]
         except (Broken, TimeoutError):
             return await context.abort(status.INVALID_ARGUMENT, "its key was not shown in time")
+        except _Noted:
+            return await context.write(next(Message("noted").pieces()))
         except _Refused as why:
             return await context.abort(status.UNAUTHENTICATED, str(why))
         if before is not None:
@@ -341,6 +371,7 @@ class GrpcCarrier:
 
         Raises:
             Broken: it says something else.
+            _Noted: it came to say that its rows do not agree with the study.
             _Refused: it is not let in; the text says why.
         """
         asked = protocol.make_nonce()
@@ -349,7 +380,7 @@ class GrpcCarrier:
         if piece is self._grpc.aio.EOF:
             raise Broken
         head = Head.of(piece)
-        if head.kind != "introduction" or head.header or head.payload:
+        if head.kind not in (protocol.INTRODUCTION, DISAGREEMENT) or head.header or head.payload:
             raise Broken
         if (scheme := head.extra.get("scheme")) != SCHEME:
             other = scheme if type(scheme) is int and 0 <= scheme < 10**6 else "?"
@@ -362,7 +393,16 @@ class GrpcCarrier:
             raise _Refused("the key was not shown")
         with self._lock:
             admitted = self._names.get(key)
-            if admitted is None and name in self._expected:
+            may_come = admitted is None and name in self._expected
+            if admitted == name or (may_come and name not in self._names.values()):
+                self._disagreeing.discard(name)
+                self._warned.discard(name)
+                if head.kind == DISAGREEMENT:
+                    self._disagreeing.add(name)
+                    raise _Noted
+                if head.extra.get("warned") is True:
+                    self._warned.add(name)
+            if may_come:
                 self._knocked[name] = key
         if admitted is None:
             raise _Refused("its key is not admitted")
@@ -424,6 +464,10 @@ class GrpcCarrier:
         if too_large:
             raise Broken("a message is larger than it may be")
         return not answer or mine
+
+
+class _Noted(Exception):
+    """A node came only to say that its rows do not agree with the study."""
 
 
 class _Refused(Exception):

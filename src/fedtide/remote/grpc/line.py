@@ -13,19 +13,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
-from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import (
+    DISAGREEMENT,
+    HEADER,
+    METHOD,
+    MOST,
+    SCHEME,
+    Broken,
+    Head,
+    Message,
+)
 from fedtide.wire.keys import sign, spell_public
 
 SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
 INTRODUCTION = 30.0
 """Seconds in which a server has to let a node in, or say why not."""
+SHORT = 10.0
+"""Seconds in which a server has to note that a node cannot take part; a person waits for it."""
 MINUTE = 60.0
 """Seconds after which a line is said once more."""
 CONNECTED = "connected"
 """News that a node is connected."""
+BEST = "best"
+"""Name of the file in a folder of judged models with the rounds of the one that is best."""
+LARGEST_ROUND = 2**31 - 1
 QUESTIONS = 1000
 """Questions that may wait at a node."""
 OPTIONS = [*protocol.BOTH, ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -112,6 +127,7 @@ class Caller:
         run: digest of the study.
         name: of the node.
         key: its private key.
+        warned: whether its owner was warned of its rows, which the server counts.
     """
 
     address: str
@@ -119,6 +135,7 @@ class Caller:
     run: str
     name: str
     key: Any
+    warned: bool = False
 
 
 class Closed(Exception):
@@ -143,12 +160,15 @@ class Line:
         say: is told in a line what a person should know.
         let_in: file that exists once the server has let the node in. From then on the node goes on trying, whatever is
             wrong there, also if it is started again. None is never.
+        judged: folder of the models that the node was judged with; the server's last word says which was best. None
+            keeps none.
     """
 
     caller: Caller
     answer: Answer
     say: Callable[[str], None]
     let_in: Path | None = None
+    judged: Path | None = None
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
     _recent: dict[str, float] = field(default_factory=dict)
@@ -211,7 +231,7 @@ class Line:
             call = channel.stream_stream(METHOD)()
             try:
                 async with asyncio.timeout(INTRODUCTION):
-                    await self._introduce(call, grpc.aio.EOF)
+                    await _introduce(self.caller, call, grpc.aio.EOF, protocol.INTRODUCTION, "welcome")
                 self._tell(f"connected to the server at {self.caller.address}", CONNECTED)
                 if self.let_in is not None:
                     self.let_in.touch()
@@ -220,22 +240,6 @@ class Line:
                 raise Closed(await _why(call) or str(error)) from None
             finally:
                 call.cancel()
-
-    async def _introduce(self, call: Any, end: Any) -> None:
-        """Show the node's key, and wait to be let in."""
-        head = Head.of(await _piece(call, end))
-        asked = head.extra.get("nonce")
-        if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
-            raise Broken("the server does not ask who this is")
-        caller, nonce = self.caller, protocol.make_nonce()
-        claim = protocol.claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
-        introduction = {
-            "scheme": SCHEME, "run": caller.run, "name": caller.name, "nonce": nonce,
-            "key": spell_public(caller.key.public_key()), "signature": sign(caller.key, claim),
-        }  # fmt: skip
-        await call.write(next(Message("introduction", extra=introduction).pieces()))
-        if Head.of(await _piece(call, end)).kind != "welcome":
-            raise Broken("the server does not let this node in, and does not say why")
 
     async def _exchange(self, call: Any, end: Any) -> bool:
         """Take questions, and send answers, until the stream ends; tell whether the study is over."""
@@ -260,6 +264,7 @@ class Line:
         """Take what the server says until it ends the stream; tell whether it says that the study is over."""
         while (message := await protocol.next_message(call.read, end, self._wanted)) is not None:
             if message.kind == "over":
+                self._note_best(message.extra.get("best"))
                 return True
             if message.kind == "drop":
                 self._waiting.pop(message.id, None)
@@ -270,6 +275,14 @@ class Line:
                 self._waiting[message.id] = message, time.monotonic() + seconds
                 self._news.set()
         return False
+
+    def _note_best(self, best: object) -> None:
+        """Note the rounds of the best model, if the server says them and the node has such models."""
+        if self.judged is not None and self.judged.is_dir() and type(best) is int and 0 <= best <= LARGEST_ROUND:
+            try:
+                write_text(self.judged / BEST, str(best))
+            except OSError as error:
+                self.say(f"{self.judged}: {error}")
 
     def _wanted(self, head: Head) -> bool:
         """Tell whether a message is kept: one that is waiting, or at work, is not taken twice."""
@@ -299,6 +312,52 @@ class Line:
                 if name in self._waiting and self._out is not None:
                     await self._out.put(reply)  # who does not take answers gets no other ones
             self._waiting.pop(name, None)
+
+
+async def tell_disagreement(caller: Caller) -> None:
+    """Tell a server that the rows of a node do not agree with the study, and nothing else of them.
+
+    Raises:
+        FedtideError: the server was not told.
+    """
+    grpc = protocol.library()
+    try:
+        async with asyncio.timeout(SHORT), channel_to(caller) as channel:
+            call = channel.stream_stream(METHOD)()
+            try:
+                await _introduce(caller, call, grpc.aio.EOF, DISAGREEMENT, "noted")
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise Closed(await _why(call) or str(error)) from None
+            finally:
+                call.cancel()
+    except Closed as error:
+        why = str(error)
+    except Broken as error:
+        why = f"broken: {error}"
+    except TimeoutError:
+        why = "was silent"
+    else:
+        return
+    raise FedtideError(f"server {caller.address}: {meaning(why).line}")
+
+
+async def _introduce(caller: Caller, call: Any, end: Any, kind: str, wanted: str) -> None:
+    """Show the node's key, and wait for the server's word that it is wanted or noted."""
+    head = Head.of(await _piece(call, end))
+    asked = head.extra.get("nonce")
+    if head.kind != "challenge" or not isinstance(asked, str) or not re.fullmatch("[0-9a-f]{64}", asked):
+        raise Broken("the server does not ask who this is")
+    nonce = protocol.make_nonce()
+    claim = protocol.claim_bytes(caller.run, caller.authority, caller.name, asked, nonce)
+    introduction = {
+        "scheme": SCHEME, "run": caller.run, "name": caller.name, "nonce": nonce,
+        "key": spell_public(caller.key.public_key()), "signature": sign(caller.key, claim),
+    }  # fmt: skip
+    if caller.warned:
+        introduction["warned"] = True
+    await call.write(next(Message(kind, extra=introduction).pieces()))
+    if Head.of(await _piece(call, end)).kind != wanted:
+        raise Broken("the server does not let this node in, and does not say why")
 
 
 async def _piece(call: Any, end: Any) -> bytes:

@@ -38,6 +38,10 @@ BOTH = [
 ]
 """Settings of gRPC at both ends: a line that says nothing for half a minute is lost."""
 
+INTRODUCTION, DISAGREEMENT = "introduction", "disagreement"
+"""Kinds of the message by which a node shows its key: to take part, or to say that its rows are not those of the study
+and to go. Neither tells more of rows: an introduction has at most that its owner was warned of them."""
+
 Read = Callable[[], Awaitable[Any]]
 """Reads the next piece of a stream."""
 
