@@ -1,0 +1,74 @@
+"""A tiny random transformer, rows of tokens for it, and toys of methods on its adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedtide.config import Experiment
+from fedtide.models import LoRA
+from fedtide.models.transformer import About, NextToken, Pooled
+from helpers.toys import toy
+
+TOKENS, STEPS, WIDTH = 14, 6, 8
+ADAPTERS = LoRA(rank=2, alpha=4.0, targets=("query", "value"))
+
+
+def bert() -> nn.Module:
+    """An encoder of one layer, drawn from torch's generator."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=STEPS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertModel(config, add_pooling_layer=False)
+
+
+def llama() -> nn.Module:
+    """A decoder of one layer whose logits share the weights of its embedding."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=STEPS, tie_word_embeddings=True, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def classifier(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Pooled(bert(), About(WIDTH, STEPS, TOKENS, 0, causal=False), classes)
+
+
+def predictor() -> nn.Module:
+    return NextToken(llama(), About(WIDTH, STEPS, TOKENS, 0, causal=True))
+
+
+def tokens(seed: int, rows: int = 128) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of tokens of three classes in two domains, padded with 0 at their end: (rows, steps), labels, domains."""
+    draw = np.random.default_rng(seed)
+    y, domain = draw.integers(0, 3, rows), np.arange(rows) % 2
+    x = draw.integers(1, 4, (rows, STEPS)) + 3 * y[:, None] + 2 * domain[:, None]
+    x[np.arange(STEPS) >= draw.integers(1, STEPS + 1, rows)[:, None]] = 0
+    return x, y, domain
+
+
+def rows() -> dict[str, Any]:
+    x, y, domain = tokens(0)
+    return {"x": x, "y": y, "domain": [f"d{number}" for number in domain]}
+
+
+def adapted(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+    """The toy of a method on a tiny encoder with adapters."""
+    data = {"source": {"kind": "python", "function": "helpers.language:rows"}}
+    experiment = toy(algorithm, options, **{"model": "python:helpers.language:classifier", "data": data, **changes})
+    return experiment.model_copy(update={"model": replace(experiment.model, adapters=ADAPTERS)})
+
+
+QUICK = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
+GATED = {"mixture": {"gate": "python:helpers.language:classifier", "gating": QUICK, "solver": QUICK}}
+"""Options of AEM for rows of tokens: the gate is a network for tokens, too."""
