@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedtide.config import Experiment
@@ -72,3 +74,24 @@ def adapted(algorithm: str, options: dict[str, Any] | None = None, **changes: An
 QUICK = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
 GATED = {"mixture": {"gate": "python:helpers.language:classifier", "gating": QUICK, "solver": QUICK}}
 """Options of AEM for rows of tokens: the gate is a network for tokens, too."""
+
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "sun", "moon", "day", "night", "is", "up", "good", "bye", "a", "b")
+"""The tokens of the tiny models, in the order of their ids."""
+
+
+def save(folder: Path, kind: str = "bert", words: tuple[str, ...] = WORDS) -> Path:
+    """Write a tiny model with a tokenizer of words into a folder, as `save_pretrained` does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words_of = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[UNK]"))
+    words_of.pre_tokenizer = pre_tokenizers.Whitespace()
+    words_of.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
+    )
+    marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=words_of, **marks).save_pretrained(folder)
+    torch.manual_seed(0)
+    (bert() if kind == "bert" else llama()).save_pretrained(folder)
+    return folder

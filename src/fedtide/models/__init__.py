@@ -5,7 +5,7 @@
 Linear(in_features=3, out_features=2, bias=True)
 """
 
-from fedtide.models.adapters import LoRA
+from fedtide.models.adapters import LoRA, save_adapters
 from fedtide.models.branched import branched
 from fedtide.models.networks import (
     CNN,
@@ -29,4 +29,5 @@ from fedtide.models.networks import (
 __all__ = [
     "CNN", "LSTM", "MLP", "CifarCNN", "LeNet5", "LeafCNN", "Linear", "LoRA", "MobileNetV2", "Model", "Python",
     "ResNet8", "ResNet18", "ShuffleNetV2", "SmallCNN", "Transformer", "ViT", "branched",
+    "save_adapters",
 ]  # fmt: skip

@@ -4,11 +4,14 @@ The layers are those of PEFT. `fedtide.models.base` says how the base is held.
 """
 
 import importlib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
+from safetensors.torch import save_file
 from torch import nn
 
+from fedtide.core.atomic import check_new, making
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.fields.types import Count, Different, OpenFraction, Positive, ingredient
 from fedtide.models.base import HEAD
@@ -73,7 +76,8 @@ class LoRA:
             peft.inject_adapter_in_model(self.settings(**head), base)
         except ValueError as error:
             allowed = f"names of layers, such as {', '.join(dict.fromkeys(n.rpartition('.')[2] for n in names))}"
-            raise refused(f"{key}.targets", list(self.targets), allowed, str(error).partition(".")[0]) from None
+            why = str(error).partition(".")[0] if self.targets else "PEFT proposes none for this architecture"
+            raise refused(f"{key}.targets", list(self.targets), allowed, why) from None
 
     def settings(self, **more: Any) -> Any:
         """Return the settings of PEFT."""
@@ -97,3 +101,32 @@ def _layers(base: nn.Module) -> list[str]:
         for name, matrix in matrices.items()
         if matrix is not None and matrix.dim() > 1 and not any(in_layer(f"{name}.", other) for other in others)
     ]
+
+
+def save_adapters(module: nn.Module, folder: Path) -> None:
+    """Write the adapters of a module into a new folder, as PEFT reads it elsewhere.
+
+    `PeftModel.from_pretrained(base, folder)` puts them on the base. A head that was trained is in `head.safetensors`.
+
+    Args:
+        module: of a model with adapters, as `Task.module` returns it.
+        folder: the folder, which must not be there.
+
+    Raises:
+        FedtideError: the module has no adapters, or the folder is there.
+    """
+    base: Any = module if hasattr(module, "peft_config") else getattr(module, "base", module)
+    settings = getattr(base, "peft_config", None)
+    if not settings:
+        raise refused("model", "no adapters", "a model with adapters")
+    check_new(folder)
+    head = (
+        {} if base is module else {name: value for name, value in module.state_dict().items() if in_layer(name, HEAD)}
+    )
+    state = library("peft", "model.adapters").get_peft_model_state_dict(base)
+    with making(folder) as temporary:
+        settings["default"].save_pretrained(temporary)
+        save_file({f"base_model.model.{name}": value.contiguous() for name, value in state.items()},
+                  temporary / "adapter_model.safetensors", {"format": "pt"})  # fmt: skip
+        if head:
+            save_file({name: value.contiguous() for name, value in head.items()}, temporary / "head.safetensors")

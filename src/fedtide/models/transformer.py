@@ -3,10 +3,12 @@
 import copy
 import hashlib
 import importlib.util
+import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -147,6 +149,11 @@ def find_model(path: str | None, package: str | None, key: str = "model") -> Pat
     return files[0] if files[0].is_dir() else _converted(files[0], key)
 
 
+def has_model(folder: Path) -> bool:
+    """Tell whether a folder has a model somewhere."""
+    return folder.is_dir() and any(True for kind in (CONFIG, GGUF) for _ in folder.rglob(kind))
+
+
 def _folder_of_package(package: str, key: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
@@ -171,7 +178,8 @@ def _converted(file: Path, key: str) -> Path:
     transformers = library("transformers", key)
     library("gguf", key)
     from_file = {"gguf_file": file.name, "local_files_only": True}
-    with _quiet(transformers), making(folder) as temporary:
+    print(f"fedtide: {key}: converting {file.name} once, which takes a minute, to {folder}", file=sys.stderr)
+    with _quiet(transformers), redirect_stderr(io.StringIO()), _made_once(folder) as temporary:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **from_file)
             model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -187,6 +195,17 @@ def _converted(file: Path, key: str) -> Path:
         (temporary / CONFIG).write_text(json.dumps(config, default=str), encoding="utf-8")
         tokenizer.save_pretrained(temporary)
     return folder
+
+
+@contextmanager
+def _made_once(folder: Path) -> Iterator[Path]:
+    """A new folder, which is left out if another process has it first."""
+    try:
+        with making(folder) as temporary:
+            yield temporary
+    except OSError:
+        if not (folder / CONFIG).is_file():
+            raise
 
 
 # -- the base of a model -------------------------------------------------------------------------------------------
@@ -291,6 +310,28 @@ def load_tokenizer(folder: Path, key: str) -> Any:
             raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
 
 
+def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[tuple[list[int], bool]]:
+    """Return the tokens of each text, and whether they were cut.
+
+    Args:
+        tokenizer: of `load_tokenizer`.
+        texts: one or more.
+        longest: number of tokens to which texts are cut, with the marks of the tokenizer around them; None cuts nothing
+            and adds no marks.
+    """
+    with _quiet(library("transformers", "data.source.tokenizer")):
+        marks = longest is not None
+        rows = tokenizer(list(texts), add_special_tokens=marks, return_attention_mask=False)["input_ids"]
+        if longest is None:
+            return [(row, False) for row in rows]
+        return [
+            (tokenizer(text, truncation=True, max_length=longest)["input_ids"], True)
+            if len(row) > longest
+            else (row, False)
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+
 def padding_of(tokenizer: Any) -> int:
     """Return the id of padding of a tokenizer: its own, else that of the end of a text."""
     ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -306,10 +347,17 @@ def padding_in(folder: Path) -> int:
     return next(number for number in ids if isinstance(number, int))
 
 
-def tokenizer_digest(folder: Path) -> str:
-    """Return the digest of the tokenizer in a folder; "" if there is none."""
-    file = folder / TOKENIZER
-    return sha256(file) if file.is_file() else ""
+def check_tokenizer(folder: Path, model: Path) -> None:
+    """Raise if rows were made by the tokenizer of another model.
+
+    Args:
+        folder: of the tokenizer.
+        model: folder of the model.
+    """
+    files = [where / TOKENIZER for where in (folder, model)]
+    if folder != model and all(file.is_file() for file in files) and len({sha256(file) for file in files}) > 1:
+        allowed = f"that of the model, {model}"
+        raise refused("data.source.tokenizer", str(folder), allowed, "its tokens have other numbers")
 
 
 @contextmanager
