@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields import user_code
-from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
+from fedtide.fields.types import Count, Flag, OpenFraction, Spelled, ingredient
 from fedtide.models.adapters import LoRA
 from fedtide.models.base import hold, train_head
 from fedtide.models.transformer import Transformer
@@ -894,7 +894,7 @@ class Python(user_code.Python):
             once in a process, with torch's generator at seed 0: what it draws or loads is the same for all.
     """
 
-    adapters: Annotated[LoRA, Field(discriminator=None)] | None = None
+    adapters: Annotated[LoRA, Spelled] | None = None
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the module by calling the user's function."""

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import IsFile, ingredient
+from fedtide.fields.types import IsFile, Spelled, ingredient
 from fedtide.models.adapters import LoRA, library
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
@@ -56,7 +55,7 @@ class Transformer:
     path: ModelPath | None = None
     package: str | None = None
     head: Literal["classification", "next-token", "embedding"] = "classification"
-    adapters: Annotated[LoRA, Field(discriminator=None)] | None = None
+    adapters: Annotated[LoRA, Spelled] | None = None
     kind: Literal["transformer"] = "transformer"
 
     def __post_init__(self) -> None:
@@ -273,7 +272,7 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
         raise FedtideError(f"{what}: its file has no weights '{lost[0]}' for {use}; allowed: another head, or model")
     if config.is_encoder_decoder:
         raise refused(what, config.model_type, "a model of one stack, as BERT or Llama are")
-    hold(model).eval()
+    hold(model).train()
     tokens = model.get_input_embeddings().num_embeddings
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**20
     about = About(config.hidden_size, longest, tokens, padding_in(folder), _is_causal(model))

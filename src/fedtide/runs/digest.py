@@ -74,7 +74,9 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
     shift, data, paths = experiment.shift_of(method), experiment.data, list[str]()
-    for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
+    known = experiment.imports or not is_own(method.algorithm)
+    settings = method.settings() if known else {}
+    for key, value in settings.items():
         located(value, data.directory, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
         paths.append(place_of_weights(method, data))
@@ -82,7 +84,7 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     parts |= {"devices": experiment.devices, "embedding": experiment.embedding, "model": experiment.model}
     for name, part in parts.items():
         located(part, data.directory, name, paths)
-    packages = packages_of((experiment.model, tuple(method.settings().values())))
+    packages = packages_of((experiment.model, *settings.values()))
     return [*paths, *(str(find_model(None, package)) for package in packages)]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.config import from_dict
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -25,7 +26,9 @@ from fedtide.models.networks import Model
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
+from fedtide.site.tickets import check_portable
 from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, save, tokens
+from helpers.toys import TOY
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
@@ -279,7 +282,7 @@ def texts(tmp_path: Path, tokenizer: Path, model: Path, context: int = STEPS):
 
 def test_a_tokenizer_of_another_model(tmp_path, folder):
     other = save(tmp_path / "other", words=(*WORDS[:4], *reversed(WORDS[4:])))
-    line = r"^data\.source\.tokenizer: found '.*', but its tokens have other numbers; allowed: that of the model, "
+    line = r"^data\.source\.tokenizer: found '.*, but its tokens have other numbers; allowed: that of the model, "
     with pytest.raises(FedtideError, match=line):
         rows_of(texts(tmp_path, other, folder), 0)
 
@@ -307,6 +310,21 @@ def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
     line = r"init_from: .*: shape of 'base\..*lora_A\.default\.weight': found \(3, 8\), allowed: \(2, 8\)"
     with pytest.raises(FedtideError, match=line):
         task_of(experiment, experiment.method[0], rows_of(experiment, 0))
+
+
+@pytest.mark.parametrize("where", [{"path": "a/model"}, {"package": "a_model"}])
+def test_a_ticket_brings_no_pretrained_model(where):
+    experiment = adapted("fedavg").model_copy(update={"model": Transformer(**where, adapters=ADAPTERS)})
+    line = r"^model\.(path|package): found 'a.model', .*tickets bring neither to nodes"
+    with pytest.raises(FedtideError, match=line):
+        check_portable(experiment, experiment.method[0])
+
+
+def test_adapters_of_a_file_and_their_short_form():
+    model = {"kind": "transformer", "package": "a_model"}
+    for adapters in ("lora", {"kind": "lora"}):
+        values = TOY | {"model": model | {"adapters": adapters}, "method": [{"algorithm": "fedavg"}]}
+        assert from_dict(values).model == Transformer(package="a_model", adapters=LoRA())
 
 
 def test_a_missing_library_names_the_extra(monkeypatch):

@@ -46,7 +46,7 @@ class Texts(Loading):
         client: columns that together name the natural client.
         domain: column of the domain (day or night, which site).
         time: column of the time: seconds since 1970, or dates.
-        context: number of tokens of a row. Longer texts with a label are cut. `fedtide check` counts them.
+        context: number of tokens of a row. Longer texts with a label are cut, and a run first says how many.
     """
 
     path: Annotated[Listed, Field(min_length=1)]
