@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedtide.config import Experiment
+from fedtide.data.rows import Rows
 from fedtide.models import LoRA
 from fedtide.models.transformer import About, NextToken, Pooled
 from helpers.toys import toy
@@ -64,11 +65,27 @@ def rows() -> dict[str, Any]:
     return {"x": x, "y": y, "domain": [f"d{number}" for number in domain]}
 
 
+def sequences() -> Rows:
+    """The same tokens, whose next ones are to be predicted."""
+    x, _, domain = (torch.from_numpy(column) for column in tokens(0, 64))
+    y = torch.cat([x[:, 1:], torch.zeros(len(x), 1, dtype=x.dtype)], 1)
+    some = (y != 0).any(1)
+    return Rows("tokens", x[some], y[some], TOKENS, domain[some], ("d0", "d1"), padding=0)
+
+
 def adapted(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
     """The toy of a method on a tiny encoder with adapters."""
     data = {"source": {"kind": "python", "function": "helpers.language:rows"}}
     experiment = toy(algorithm, options, **{"model": "python:helpers.language:classifier", "data": data, **changes})
     return experiment.model_copy(update={"model": replace(experiment.model, adapters=ADAPTERS)})
+
+
+def predicting(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+    """The toy of a method on a tiny decoder with adapters, which predicts the next token."""
+    changes = {"data": {"source": {"kind": "python", "function": "helpers.language:sequences"}}, **changes}
+    experiment = adapted(algorithm, options, model="python:helpers.language:predictor", **changes)
+    adapters = replace(ADAPTERS, targets=("q_proj", "v_proj"))
+    return experiment.model_copy(update={"model": replace(experiment.model, adapters=adapters)})
 
 
 QUICK = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}

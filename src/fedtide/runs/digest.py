@@ -74,8 +74,8 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
     shift, data, paths = experiment.shift_of(method), experiment.data, list[str]()
-    known = experiment.imports or not is_own(method.algorithm)
-    settings = method.settings() if known else {}
+    may_import = experiment.imports or not is_own(method.algorithm)
+    settings = method.settings() if may_import else {}
     for key, value in settings.items():
         located(value, data.directory, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
