@@ -47,6 +47,7 @@ from fedtide.data.sources import (
     Series,
     Source,
     Text,
+    Texts,
 )
 from fedtide.data.sources.frames import stack, table
 from fedtide.data.targets import Counts, Labels, Number, Quantiles
@@ -58,5 +59,5 @@ __all__ = [
     "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Labels", "LabelsInOrder", "Majority",
     "Manifest", "Natural", "Normalize", "Number", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population",
     "Prepare", "Quantiles", "Resample", "Rotation", "Rows", "Series", "Source", "Split", "Standardize", "Text",
-    "stack", "table",
+    "Texts", "stack", "table",
 ]  # fmt: skip

@@ -78,6 +78,7 @@ class Rows:
         learned: time until which rows have decided scales, categories or bins that all share; None if none did.
         fit: how features follow from the rows that decide scales, means and categories. The population chooses these
             rows. None if no rows decide, or the earliest.
+        cut: number of rows that were longer than a row may be, of which only the beginning is there.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -101,6 +102,7 @@ class Rows:
     target: Target = CLASSES
     learned: float | None = None
     fit: Fit | None = None
+    cut: int = 0
 
     def __repr__(self) -> str:
         clients = "" if self.client is None else f", {len(self.client_names)} clients"
@@ -433,6 +435,7 @@ class GeneratedRows:
     domain_names = ("all",)
     unscored = said = ()
     value = None
+    cut = 0
     target = CLASSES
 
     @property

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import map_leaves, same
+from fedtide.models.base import BaseParameter, fixed_buffers
 
 CPU = "cpu"
 
@@ -180,16 +181,24 @@ class Scratch:
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool, device: str = CPU) -> None:
+        for param in module.parameters():
+            if isinstance(param, BaseParameter):
+                param.move(device, dtype)
         self.module, self.dtype, self.device = module.to(device, dtype), dtype, device
         self.channels_last = channels_last and safe_in_channels_last(module)
         if self.channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers, and
-        # masks are infinite: they are not carried, but reset whenever weights are loaded.
-        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        others = {**dict(self.module.named_buffers()), **frozen}
-        finite = {name for name, b in others.items() if b.is_meta or bool(b.isfinite().all())}
+        # The base of a model with adapters is no weights: modules share its parameters, and nothing writes to them.
+        # Other frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers,
+        # masks are infinite, and buffers of a base are constants: they are reset whenever weights are loaded.
+        self.fixed = fixed_buffers(self.module)
+        others = dict(self.module.named_buffers()) | {
+            name: p
+            for name, p in self.module.named_parameters()
+            if not (p.requires_grad or isinstance(p, BaseParameter))
+        }
+        finite = {name for name, b in others.items() if b.is_meta or bool(b.isfinite().all())} - self.fixed
         buffers = {name: b for name, b in others.items() if b.is_floating_point() and name in finite}
         constants = {name: b.detach() for name, b in others.items() if name not in buffers}
         self.constants = {name: b.clone() for name, b in constants.items()}
@@ -264,7 +273,7 @@ class Scratch:
         return self.module
 
     def check_constants(self) -> None:
-        """Raise if a pass has changed a buffer that began infinite, because it is not carried.
+        """Raise if a pass has changed a buffer that began infinite, or is of a base, because it is not carried.
 
         >>> net = nn.Linear(2, 1)
         >>> net.register_buffer("least", torch.tensor(float("inf")))
@@ -275,6 +284,8 @@ class Scratch:
         """
         for (now, start), name in zip(self._constants, self.constants, strict=True):
             if start.is_floating_point() and not same(now, start):
+                if name in self.fixed:
+                    raise FedtideError(f"model: buffer '{name}' of the frozen base changes, allowed: one that stays")
                 raise FedtideError(f"model: buffer '{name}' begins infinite and changes, allowed: finite numbers")
 
     def set_mode(self, train: bool) -> None:

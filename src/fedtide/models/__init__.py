@@ -5,6 +5,7 @@
 Linear(in_features=3, out_features=2, bias=True)
 """
 
+from fedtide.models.adapters import LoRA, save_adapters
 from fedtide.models.branched import branched
 from fedtide.models.networks import (
     CNN,
@@ -21,10 +22,12 @@ from fedtide.models.networks import (
     ResNet18,
     ShuffleNetV2,
     SmallCNN,
+    Transformer,
     ViT,
 )
 
 __all__ = [
-    "CNN", "LSTM", "MLP", "CifarCNN", "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8",
-    "ResNet18", "ShuffleNetV2", "SmallCNN", "ViT", "branched",
+    "CNN", "LSTM", "MLP", "CifarCNN", "LeNet5", "LeafCNN", "Linear", "LoRA", "MobileNetV2", "Model", "Python",
+    "ResNet8", "ResNet18", "ShuffleNetV2", "SmallCNN", "Transformer", "ViT", "branched",
+    "save_adapters",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.weights import renamed
 from fedtide.fields.types import ModelCount
+from fedtide.models.base import redraw
 
 BranchCount = Annotated[ModelCount, Field(description="number of branches, K.")]
 
@@ -161,9 +162,7 @@ class Branches(nn.Module):
         self.feature = feature
         copies = [layer, *(copy.deepcopy(layer) for _ in range(count - 1))]
         for fresh in copies[1:]:
-            for part in fresh.modules():
-                if callable(reset := getattr(part, "reset_parameters", None)):
-                    reset()
+            redraw(fresh)
         self.copies = nn.ModuleList(copies)
         self.features: Tensor | None = None
 

@@ -1,10 +1,13 @@
 """Initial weights of a network's layers that torch does not draw, and an LSTM with one bias vector, as in Keras."""
 
+import copy
 import inspect
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -15,7 +18,10 @@ from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields import user_code
-from fedtide.fields.types import Count, Flag, OpenFraction, ingredient
+from fedtide.fields.types import Count, Flag, OpenFraction, Spelled, ingredient
+from fedtide.models.adapters import LoRA
+from fedtide.models.base import hold, train_head
+from fedtide.models.transformer import Transformer
 
 INIT = 'initial weights: as "torch" draws them, or uniform with biases of 0, "glorot" as in Keras, "he" for ReLU.'
 Init = Annotated[Literal["torch", "glorot", "he"], Field(description=INIT)]
@@ -881,10 +887,25 @@ class NextWord(nn.Module):
 
 @ingredient
 class Python(user_code.Python):
-    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`."""
+    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`.
+
+    Args:
+        adapters: what is trained beside the layer "head", in place of the whole model. The function is then called
+            once in a process, with torch's generator at seed 0: what it draws or loads is the same for all.
+    """
+
+    adapters: Annotated[LoRA, Spelled] | None = None
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the module by calling the user's function."""
+        if self.adapters is None:
+            return self._make(shape, classes)
+        options = json.dumps(self.options, sort_keys=True, default=repr)
+        module = copy.deepcopy(_load_base(_Wanted(self.find("model"), options, shape, classes, self)))
+        self.adapters.add(module)
+        return train_head(module)
+
+    def _make(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         make = self.find("model")
         takes = inspect.signature(make).parameters
         arguments = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
@@ -894,8 +915,27 @@ class Python(user_code.Python):
         return module
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A base that a user's function makes; equal ones are one base."""
+
+    function: Callable[..., Any]
+    options: str
+    shape: tuple[int, ...]
+    classes: int
+    model: Python = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _load_base(wanted: _Wanted) -> nn.Module:
+    """Return the module of a user's function with its parameters held, the same one at each call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return hold(wanted.model._make(wanted.shape, wanted.classes))
+
+
 Model = Annotated[
     Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5
-    | ResNet8 | ResNet18 | MobileNetV2 | ShuffleNetV2 | ViT | LSTM | Python,
+    | ResNet8 | ResNet18 | MobileNetV2 | ShuffleNetV2 | ViT | LSTM | Transformer | Python,
     Field(discriminator="kind"),
 ]  # fmt: skip

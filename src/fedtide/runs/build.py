@@ -27,6 +27,7 @@ from fedtide.data.population_builder import build
 from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.sources.files import find
+from fedtide.data.sources.texts import Texts
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
@@ -43,6 +44,7 @@ from fedtide.learn.module_check import Embeddings, check_module
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.networks import initialize
+from fedtide.models.transformer import Transformer, check_tokenizer
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, check_wire
@@ -128,7 +130,16 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     data = experiment.data.model_dump(mode="json", include={"source", "directory", "target"})
     data_seed = experiment.data.seed if experiment.data.seed is not None else seed
     rows = load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
-    return rows_for(rows, partial(experiment.model.build, rows.shape, rows.target.width or rows.classes))
+    model = model_of(experiment)
+    if isinstance(model, Transformer) and isinstance(experiment.data.source, Texts):
+        directory = experiment.data.directory
+        check_tokenizer(experiment.data.source.folder(Path(directory) if directory else None), model.folder)
+    return rows_for(rows, partial(model.build, rows.shape, rows.target.width or rows.classes))
+
+
+def model_of(experiment: Experiment) -> Any:
+    """Return the network of an experiment, which finds its files."""
+    return located(experiment.model, experiment.data.directory, "model")
 
 
 def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows | GeneratedRows:
@@ -182,7 +193,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     """Build a method's task: model and loss; `public` are features that all clients may see."""
     prepare = experiment.data.transforms
     shape, width = shape_after(prepare, rows.name, rows.shape), rows.target.width or rows.classes
-    make = partial(experiment.model.build, shape, width)
+    make = partial(model_of(experiment).build, shape, width)
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"

@@ -14,7 +14,9 @@ from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
+from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
+from fedtide.models.transformer import Transformer, find_model, has_model, model_files
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
 from fedtide.wire.ledger import check_released
@@ -72,23 +74,41 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
     shift, data, paths = experiment.shift_of(method), experiment.data, list[str]()
-    for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
+    may_import = experiment.imports or not is_own(method.algorithm)
+    settings = method.settings() if may_import else {}
+    for key, value in settings.items():
         located(value, data.directory, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
         paths.append(place_of_weights(method, data))
     parts: dict[str, Any] = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
-    parts |= {"devices": experiment.devices, "embedding": experiment.embedding}
+    parts |= {"devices": experiment.devices, "embedding": experiment.embedding, "model": experiment.model}
     for name, part in parts.items():
         located(part, data.directory, name, paths)
-    return paths
+    packages = packages_of((experiment.model, *settings.values()))
+    return [*paths, *(str(find_model(None, package)) for package in packages)]
+
+
+def packages_of(part: Any) -> Iterator[str]:
+    """Yield the packages whose models are in a part of a configuration."""
+    if isinstance(part, tuple):
+        for item in part:
+            yield from packages_of(item)
+    if isinstance(part, Transformer) and part.package is not None:
+        yield part.package
+    for name in fields_of(type(part)):
+        yield from packages_of(getattr(part, name))
 
 
 def _digest(path: str) -> str:
     """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
 
+    For the folder of a pretrained model it is that of the files that decide numbers.
+
     Raises:
         FedtideError: the file cannot be read.
     """
+    if has_model(Path(path)):
+        return hashlib.sha256("".join(map(sha256, model_files(find_model(path, None)))).encode()).hexdigest()[:16]
     file = file_of(Path(path))
     if file.exists() and not file.is_file():
         raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")

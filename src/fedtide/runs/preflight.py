@@ -177,6 +177,9 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
         tried.notes.extend(check_fit(built.task, shard, classes, local, f"method '{method.name}'.local"))
         tried.fitted.add(key)
+    if population.rows.cut:
+        rows, cut = population.rows, population.rows.cut
+        tried.notes.append(f"{rows.name}: {cut:,} of {len(rows):,} rows are cut to {rows.shape[0]} tokens (context)")
     judged = views(population, named=experiment.eval_splits)
     if not judged:
         tried.notes.append(NOT_JUDGED)

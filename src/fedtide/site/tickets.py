@@ -292,7 +292,8 @@ def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from foreign(value, f"{key}[{number}]")
     for name, kind in fields_of(type(part)).items():
         value, inside = getattr(part, name), f"{key}.{name}"
-        if value is not None and any(isinstance(mark, IsFile) for mark in ranges(kind)):
+        has_file = any(isinstance(mark, IsFile) for mark in ranges(kind)) or name == "package"
+        if value is not None and has_file:
             yield inside, str(value)
         yield from foreign(value, inside)
 

@@ -21,6 +21,7 @@ from fedtide.data.sources.series import Series
 from fedtide.data.sources.synthetic import Gaussians, Generated
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.text import PlayRoles, Text
+from fedtide.data.sources.texts import Texts
 from fedtide.fields.types import Spelled, explained, ingredient
 
 OneSource = DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Python | Gaussians
@@ -122,5 +123,5 @@ def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, 
 
 
 Source = Annotated[
-    OneSource | PlayRoles | Series | GasSensors | Text | Generated | Domains, Field(discriminator="kind")
+    OneSource | PlayRoles | Series | GasSensors | Text | Texts | Generated | Domains, Field(discriminator="kind")
 ]

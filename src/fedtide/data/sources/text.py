@@ -159,14 +159,14 @@ class Text(Loading):
         others = [column for column in (self.domain, self.time, self.test) if isinstance(column, str)]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
-        for where, record in _posts(path, columns) if posts else _objects(path, columns):
+        for where, record in _posts(path, columns) if posts else read_objects(path, columns):
             client = "/".join(_name(where, column, record[column]) for column in self.client)
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
             time = 0.0
             if self.time is not None:
                 time = parse_time(where, str(record[self.time]))
             held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
-            for text in _texts(where, self.text, record[self.text]):
+            for text in list_texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text
                 if WORD.search(plain):
                     yield _Record(client, domain, time, held_out, plain)
@@ -269,8 +269,8 @@ def _plain(text: str) -> str:
     return html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))
 
 
-def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines with their places for messages."""
+def read_objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file of JSON lines, which have some columns, with their places for messages."""
     with reading(path, "a file of JSON lines"), opened(path) as file:
         for place, line in enumerate(file, start=1):
             where = f"{path}: line {place}"
@@ -305,7 +305,8 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
     return iter(posts)
 
 
-def _texts(where: str, column: str, value: Any) -> list[str]:
+def list_texts(where: str, column: str, value: Any) -> list[str]:
+    """Return the texts of a value, which is a text or a list of texts; `where` and `column` begin the error."""
     texts = [value] if isinstance(value, str) else value
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
         raise refused(f"{where}: {column}", value, "a text, or a list of texts")

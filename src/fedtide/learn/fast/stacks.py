@@ -28,6 +28,7 @@ from fedtide.learn.fast.layers import (
     turned,
 )
 from fedtide.learn.losses import known_part
+from fedtide.models.base import BaseParameter
 from fedtide.models.branched import Branched, Branches, Feature
 
 T = TypeVar("T")
@@ -292,10 +293,12 @@ class FuncStack:
     def __init__(self, scratch: Scratch, loss: Any) -> None:
         self.scratch, self.loss, self.device = scratch, loss, torch.device(scratch.device)
         self.names = scratch.names
-        # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes.
-        self.held = [name for name, _ in scratch.module.named_parameters() if name not in set(self.names)]
-        self.held += [name for name, _ in scratch.module.named_buffers()]
-        self.moves = any(True for _ in scratch.module.buffers())
+        # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes,
+        # but for the base of a model with adapters, which all copies read in the module.
+        buffers = [name for name, _ in scratch.module.named_buffers() if name not in scratch.fixed]
+        frozen = [name for name, param in scratch.module.named_parameters() if not isinstance(param, BaseParameter)]
+        self.held = [name for name in (*frozen, *buffers) if name not in set(self.names)]
+        self.moves = bool(buffers)
         self.store: dict[str, Tensor] = {}
 
     def starts(self, received: Sequence[Weights]) -> list[Tensor]:

@@ -1,0 +1,160 @@
+"""Texts as rows of tokens of a pretrained model: a text with its class, or blocks whose next tokens are predicted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedtide.core.errors import refused
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.cells import Cells, cells_of, read_cells
+from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.tabular import labels_of, names_of
+from fedtide.data.sources.text import Listed, list_texts, read_objects
+from fedtide.fields.types import Count, ingredient
+from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, load_tokenizer, padding_of
+
+JSON_LINES = ".jsonl", ".ndjson"
+"""Endings of files of JSON lines."""
+
+
+@ingredient
+class Texts(Loading):
+    """Texts of a table as tokens of a pretrained model: `model.kind = "transformer"` reads them.
+
+    With `label` a row is a text, and its class is to be found. Without `label` the texts of a client are joined, each
+    with the mark of its end. They are cut into blocks of `context` tokens, and a row is a block with the next token of
+    each. Texts come in the order of their time, else of the file. Texts of two domains are not joined. A block has the
+    time of its last token.
+
+    Rows are padded at their end. Padding does not count. If a tokenizer has no padding of its own, marks of the end
+    stand for it, and do not count.
+
+    Args:
+        path: the file, below the data directory or absolute; or several files. They are CSV, Parquet, or JSON lines,
+            packed or not.
+        tokenizer: the folder or GGUF file of the model.
+        package: an installed package that has the model, in place of `tokenizer`.
+        text: column of the text. In JSON lines it may be a list of texts.
+        label: column of the class, a number from 0 or a name; None predicts the next token.
+        client: columns that together name the natural client.
+        domain: column of the domain (day or night, which site).
+        time: column of the time: seconds since 1970, or dates.
+        context: number of tokens of a row. Longer texts with a label are cut, and a run first says how many.
+    """
+
+    path: Annotated[Listed, Field(min_length=1)]
+    tokenizer: ModelPath | None = None
+    package: str | None = None
+    text: str = "text"
+    label: str | None = None
+    client: Listed = ()
+    domain: str | None = None
+    time: str | None = None
+    context: Count = 128
+    kind: Literal["texts"] = "texts"
+
+    def __post_init__(self) -> None:
+        if (self.tokenizer is None) == (self.package is None):
+            few = "found no tokenizer and no package; allowed: one, that of the model"
+            raise ValueError("found tokenizer and package; allowed: one" if self.tokenizer else few)
+
+    def folder(self, directory: Path | None) -> Path:
+        """Return the folder of the tokenizer."""
+        key = "data.source.tokenizer"
+        path = None if self.tokenizer is None else str(find(self.tokenizer, directory, key, hint=NOWHERE))
+        return find_model(path, self.package, key)
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files."""
+        tokenizer = load_tokenizer(self.folder(directory), "data.source.tokenizer")
+        name = ", ".join(Path(path).name for path in self.path)
+        cells = self._read([find(path, directory) for path in self.path], name)
+        columns: dict[str, Any] = {}
+        if self.client:
+            names = (self._names(cells, column) for column in self.client)
+            columns["client"] = ["/".join(parts) for parts in zip(*names, strict=True)]
+        if self.domain:
+            columns["domain"] = self._names(cells, self.domain)
+        if self.time:
+            columns["time"], _ = cells.times([self.time])
+        texts = names_of("text", cells, self.text)
+        if self.label is None:
+            return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
+        tokens = encode(tokenizer, texts, self.context)
+        x = padded([row for row, _ in tokens], self.context, padding_of(tokenizer))
+        rows = from_arrays(name, x, labels_of(cells, self.label), **columns)
+        return replace(rows, cut=sum(was_cut for _, was_cut in tokens))
+
+    def _names(self, cells: Cells, column: str) -> list[str]:
+        return names_of(column, cells, column)
+
+    def _read(self, paths: Sequence[Path], name: str) -> Cells:
+        others = [column for column in (self.label, *self.client, self.domain, self.time) if column is not None]
+        names = [*dict.fromkeys([self.text, *others])]
+        if not any(ending in path.suffixes for path in paths for ending in JSON_LINES):
+            return read_cells(paths, names)
+        columns: dict[str, list[Any]] = {column: [] for column in names}
+        for path in paths:
+            for where, record in read_objects(path, names):
+                for text in list_texts(where, self.text, record[self.text]):
+                    for column in names:
+                        columns[column].append(text if column == self.text else record[column])
+        return cells_of(columns, name)
+
+    def _blocks(self, name: str, tokens: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
+        """Return the blocks of the texts of each client and domain, in the order of time."""
+        ids = [row for row, _ in tokens]
+        time = columns.get("time", np.arange(len(ids)))
+        owner = [*zip(columns.get("client", [""] * len(ids)), columns.get("domain", [""] * len(ids)), strict=True)]
+        order = sorted(range(len(ids)), key=lambda text: (owner[text], time[text], text))
+        blocks: list[list[int]] = []
+        of: list[int] = []  # the text of the last token of each block
+        for _, group in groupby(order, key=owner.__getitem__):
+            for block, last in cut_blocks([(text, ids[text]) for text in group], self.context, tokenizer.eos_token_id):
+                blocks.append(block)
+                of.append(last)
+        padding = padding_of(tokenizer)
+        both = padded(blocks, self.context + 1, padding)
+        counted = (both[:, 1:] != padding).any(1)
+        if not counted.any():
+            raise refused(f"{name}: tokens of all texts", sum(map(len, ids)), "two or more in the texts of a client")
+        both, last = both[counted], np.array(of)[counted]
+        picked = {key: np.asarray(values)[last] for key, values in columns.items()}
+        rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **picked)
+        y = torch.from_numpy(both[:, 1:].copy())
+        return replace(rows, y=y, classes=max(len(tokenizer), int(both.max()) + 1), padding=padding)
+
+
+def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: int | None) -> Iterator[tuple[Any, int]]:
+    """Yield blocks of `context` + 1 tokens of joined texts, and the number of the text of their last token.
+
+    The last token of a block is the first one of the next.
+
+    >>> [(block, last) for block, last in cut_blocks([(0, [5, 6]), (1, [7, 8])], 2, 9)]
+    [([5, 6, 9], 0), ([9, 7, 8], 1), ([8, 9], 1)]
+    """
+    ends = () if end is None else (end,)
+    joined = [*chain.from_iterable([*tokens, *ends] for _, tokens in texts)]
+    number = [*chain.from_iterable([text] * (len(tokens) + len(ends)) for text, tokens in texts)]
+    for first in range(0, max(len(joined) - 1, 0), context):
+        block = joined[first : first + context + 1]
+        yield block, number[first + len(block) - 1]
+
+
+def padded(rows: Sequence[Sequence[int]], steps: int, padding: int) -> np.ndarray:
+    """Return rows (rows, steps) of equal length.
+
+    >>> padded([[3], [4, 5]], 2, 0).tolist()
+    [[3, 0], [4, 5]]
+    """
+    x = np.full((len(rows), steps), padding, np.int64)
+    for into, tokens in zip(x, rows, strict=True):
+        into[: len(tokens)] = tokens
+    return x

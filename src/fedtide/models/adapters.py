@@ -1,0 +1,132 @@
+"""Adapters: small layers beside those of a frozen base, which are all that is trained, sent and saved.
+
+The layers are those of PEFT. `fedtide.models.base` says how the base is held.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from safetensors.torch import save_file
+from torch import nn
+
+from fedtide.core.atomic import check_new, making
+from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.fields.types import Count, Different, OpenFraction, Positive, ingredient
+from fedtide.models.base import HEAD
+from fedtide.models.branched import in_layer
+
+Names = Annotated[
+    tuple[str, ...], Different, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""Names of layers, a single one without brackets."""
+
+
+def library(name: str, key: str) -> Any:
+    """Import a library of the extra "language".
+
+    Raises:
+        FedtideError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise FedtideError(f'{key}: needs {name} ({error}); pip install "fedtide[language]"') from None
+
+
+@ingredient
+class LoRA:
+    """Low-rank adapters: beside each layer of `targets` the product of two small matrices is trained, and nothing else.
+
+    Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: *LoRA: Low-Rank Adaptation of Large Language Models*, ICLR 2022.
+    The layer's outputs become `W x + (alpha / rank) B A x`. `B` begins at 0, so the model begins as its base. A module
+    named "head" is trained as a whole.
+
+    The base is frozen and held once in a process. It is neither sent nor saved.
+
+    Args:
+        rank: width of the two matrices.
+        alpha: scale of the product, before it is divided by the rank.
+        targets: layers that get adapters, by the last part of their names or by whole names; `[]` is what PEFT proposes
+            for the architecture. They are linear, convolutions or embeddings.
+        dropout: probability for inputs of adapters.
+    """
+
+    rank: Count = 8
+    alpha: Positive = 16.0
+    targets: Names = ()
+    dropout: OpenFraction = 0.0
+    kind: Literal["lora"] = "lora"
+
+    def add(self, base: nn.Module, key: str = "model.adapters") -> None:
+        """Put adapters into a base, in place; torch's global generator draws them.
+
+        Raises:
+            FedtideError: PEFT is not installed, or a target is no layer that it knows.
+        """
+        peft = library("peft", key)
+        names = _layers(base)
+        for target in self.targets:
+            if not any(_is_named(name, target) for name in names):
+                ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+                raise FedtideError(f"{key}.targets: '{target}' is no layer of the base; {nearest(target, ends)}")
+        try:
+            head = {"exclude_modules": rf"{HEAD}(\..*)?"} if hasattr(base, HEAD) else {}
+            peft.inject_adapter_in_model(self.settings(**head), base)
+        except ValueError as error:
+            allowed = f"names of layers, such as {', '.join(dict.fromkeys(n.rpartition('.')[2] for n in names))}"
+            why = str(error).partition(".")[0] if self.targets else "PEFT proposes none for this architecture"
+            raise refused(f"{key}.targets", list(self.targets), allowed, why) from None
+
+    def settings(self, **more: Any) -> Any:
+        """Return the settings of PEFT."""
+        return library("peft", "model.adapters").LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets) or None, lora_dropout=self.dropout,
+            **more,
+        )  # fmt: skip
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _layers(base: nn.Module) -> list[str]:
+    """Return the names of the layers that may get adapters: those with a matrix, which they themselves apply."""
+    parts = dict(base.named_modules())
+    others = [HEAD, *(name for name, layer in parts.items() if isinstance(layer, nn.MultiheadAttention))]
+    matrices = {name: layer._parameters.get("weight") for name, layer in parts.items()}
+    return [
+        name
+        for name, matrix in matrices.items()
+        if matrix is not None and matrix.dim() > 1 and not any(in_layer(f"{name}.", other) for other in others)
+    ]
+
+
+def save_adapters(module: nn.Module, folder: Path) -> None:
+    """Write the adapters of a module into a new folder, as PEFT reads it elsewhere.
+
+    `PeftModel.from_pretrained(base, folder)` puts them on the base. A head that was trained is in `head.safetensors`.
+
+    Args:
+        module: of a model with adapters, as `Task.module` returns it.
+        folder: the folder, which must not be there.
+
+    Raises:
+        FedtideError: the module has no adapters, or the folder is there.
+    """
+    base: Any = module if hasattr(module, "peft_config") else getattr(module, "base", module)
+    settings = getattr(base, "peft_config", None)
+    if not settings:
+        raise refused("model", "no adapters", "a model with adapters")
+    check_new(folder)
+    head = (
+        {} if base is module else {name: value for name, value in module.state_dict().items() if in_layer(name, HEAD)}
+    )
+    state = library("peft", "model.adapters").get_peft_model_state_dict(base)
+    with making(folder) as temporary:
+        settings["default"].save_pretrained(temporary)
+        save_file({f"base_model.model.{name}": value.contiguous() for name, value in state.items()},
+                  temporary / "adapter_model.safetensors", {"format": "pt"})  # fmt: skip
+        if head:
+            save_file({name: value.contiguous() for name, value in head.items()}, temporary / "head.safetensors")

@@ -1,0 +1,374 @@
+"""Pretrained transformers from files on this machine: a folder, or what an installed package has."""
+
+import copy
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedtide.core.atomic import making, sha256
+from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import IsFile, Spelled, ingredient
+from fedtide.models.adapters import LoRA, library
+from fedtide.models.base import hold, release
+from fedtide.models.branched import mean_over_steps
+
+NOWHERE = "nothing is downloaded: allowed: a folder with config.json and a file of safetensors, or a GGUF file"
+"""Advice if there is no model."""
+ModelPath = Annotated[str, IsFile(NOWHERE)]
+
+CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
+TOKENIZER = "tokenizer.json"
+
+
+@ingredient
+class Transformer:
+    """A pretrained transformer of the library `transformers`, with a head, and with or without adapters.
+
+    Rows are ids of tokens (steps,), as `kind = "texts"` makes them, with padding at the end. Dropout of the model is
+    off; that of adapters is theirs.
+
+    Args:
+        path: a folder with `config.json` and a file of safetensors, or a GGUF file. A GGUF file is converted once, into
+            a cache (`FEDTIDE_CACHE`, else `~/.cache/fedtide`).
+        package: an installed package that has such a folder or file, in place of a path; the package is not run.
+        head: "classification" puts a new linear layer on the mean of the features of a row's tokens. "next-token" takes
+            the model's own logits at every step. "embedding" returns the mean, without a layer to train.
+        adapters: what is trained, in place of the whole model.
+
+    Raises:
+        FedtideError: `transformers` is not installed, there is no model, or it lacks the weights that the head needs.
+    """
+
+    path: ModelPath | None = None
+    package: str | None = None
+    head: Literal["classification", "next-token", "embedding"] = "classification"
+    adapters: Annotated[LoRA, Spelled] | None = None
+    kind: Literal["transformer"] = "transformer"
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.package is None):
+            raise ValueError("found path and package" if self.path else "found no path and no package; allowed: one")
+        if self.head == "embedding" and self.adapters is None:
+            raise ValueError("found head 'embedding' without adapters")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model's configuration, weights and tokenizer."""
+        return find_model(self.path, self.package)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a module with the pretrained weights; its head and adapters are drawn."""
+        if len(shape) != 1:
+            raise refused("model.kind: 'transformer': shape of rows", shape, "(steps,), with the id of a token at each")
+        base, about = load_base(self.folder, self.head == "next-token")
+        check_steps(about, shape[0], "model")
+        base = copy.deepcopy(base)
+        if self.adapters is None:
+            release(base)
+        else:
+            self.adapters.add(base)
+        if self.head == "next-token":
+            return NextToken(base, about)
+        return Pooled(base, about, classes if self.head == "classification" else None)
+
+
+class Tokens(nn.Module):
+    """A transformer over ids of tokens with padding at their end."""
+
+    def __init__(self, base: nn.Module, about: "About") -> None:
+        super().__init__()
+        self.base, self.about = base, about
+
+    def counted(self, tokens: Tensor) -> Tensor:
+        """Return the mask (rows, steps) of the steps that are not padding."""
+        return tokens != self.about.padding
+
+
+class NextToken(Tokens):
+    """A transformer that predicts the next token at every step."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (rows, steps) to logits (rows, steps, tokens); no step sees the padding behind it."""
+        return self.base(input_ids=tokens, use_cache=False).logits
+
+
+class Pooled(Tokens):
+    """The mean of the features of the tokens that are not padding, and a linear head on it."""
+
+    def __init__(self, base: nn.Module, about: "About", classes: int | None) -> None:
+        super().__init__(base, about)
+        self.head = nn.Identity() if classes is None else nn.Linear(about.width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (rows, steps) to logits (rows, classes), or to features (rows, width) without a head."""
+        counted = self.counted(tokens)
+        if self.about.causal:  # no token sees the padding behind it
+            more: dict[str, Any] = {"use_cache": False}
+        else:  # of four dimensions, because the library reads the values of others, which copies at once do not allow
+            more = {"attention_mask": counted[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)}
+        hidden = self.base(input_ids=tokens, **more).last_hidden_state
+        return self.head(mean_over_steps(hidden, counted))
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def find_model(path: str | None, package: str | None, key: str = "model") -> Path:
+    """Return the folder of a model, by its path or the package that has it; a GGUF file is converted once.
+
+    Raises:
+        FedtideError: there is no model, or more than one.
+    """
+    where = _folder_of_package(package, key) if package is not None else Path(str(path)).expanduser()
+    key = f"{key}.{'path' if package is None else 'package'}"
+    if not where.exists():
+        raise FedtideError(f"{key}: no such file or folder: {where}; {NOWHERE}")
+    if where.is_file():
+        files = [where] if where.suffix == GGUF[1:] else []
+    else:
+        folders = [file.parent for file in sorted(where.rglob(CONFIG)) if any(file.parent.glob(WEIGHTS))]
+        files = folders or sorted(where.rglob(GGUF))
+    if not files:
+        raise FedtideError(f"{key}: {where}: found no model; {NOWHERE}")
+    if len(files) > 1:
+        raise refused(f"{key}: {where}", f"{len(files)} models", f"one, such as path = '{files[0]}'")
+    return files[0] if files[0].is_dir() else _converted(files[0], key)
+
+
+def has_model(folder: Path) -> bool:
+    """Tell whether a folder has a model somewhere."""
+    return folder.is_dir() and any(True for kind in (CONFIG, GGUF) for _ in folder.rglob(kind))
+
+
+def _folder_of_package(package: str, key: str) -> Path:
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        but = "nothing is downloaded at run time"
+        raise refused(f"{key}.package", package, "an installed package with a model, as `pip install` gets it", but)
+    return Path(spec.submodule_search_locations[0])
+
+
+def cache_folder() -> Path:
+    """Return the folder of what was converted: `FEDTIDE_CACHE`, else that of the user."""
+    named = os.environ.get("FEDTIDE_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtide"
+
+
+def _converted(file: Path, key: str) -> Path:
+    """Return the folder of a GGUF file's model, with weights in float32."""
+    about = file.stat()
+    name = hashlib.sha256(f"{file.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:16]
+    folder = cache_folder() / "models" / f"{file.stem}-{name}"
+    if folder.is_dir():
+        return folder
+    transformers = library("transformers", key)
+    library("gguf", key)
+    from_file = {"gguf_file": file.name, "local_files_only": True}
+    print(f"fedtide: {key}: converting {file.name} once, which takes a minute, to {folder}", file=sys.stderr)
+    with _quiet(transformers), redirect_stderr(io.StringIO()), _made_once(folder) as temporary:
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **from_file)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=torch.float32, **from_file
+            )
+        except Exception as error:  # whatever the reader raises for bytes that are none of its own
+            raise FedtideError(f"{key}: {file}: damaged or not a GGUF file that transformers reads ({error})") from None
+        save_file(
+            {name: param.detach().contiguous() for name, param in model.named_parameters()},
+            temporary / "model.safetensors", {"format": "pt"},
+        )  # fmt: skip
+        config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+        (temporary / CONFIG).write_text(json.dumps(config, default=str), encoding="utf-8")
+        tokenizer.save_pretrained(temporary)
+    return folder
+
+
+@contextmanager
+def _made_once(folder: Path) -> Iterator[Path]:
+    """A new folder, which is left out if another process has it first."""
+    try:
+        with making(folder) as temporary:
+            yield temporary
+    except OSError:
+        if not (folder / CONFIG).is_file():
+            raise
+
+
+# -- the base of a model -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a base.
+
+    Args:
+        width: width of its features.
+        steps: number of tokens of the longest row that it takes.
+        tokens: number of ids of its vocabulary.
+        padding: id of padding.
+        causal: whether no step sees a later one.
+    """
+
+    width: int
+    steps: int
+    tokens: int
+    padding: int
+    causal: bool
+
+
+def check_steps(about: About, steps: int, key: str) -> None:
+    """Raise if rows are longer than the base takes."""
+    if steps > about.steps:
+        raise refused(f"{key}: tokens of a row", steps, f"at most {about.steps}, the context of the model")
+
+
+def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
+    """Return a pretrained model whose parameters are held, the same one at each call, and facts about it.
+
+    Args:
+        folder: of the model.
+        with_logits: with the layer that makes logits of the next token.
+    """
+    stamp = tuple((str(file), file.stat().st_mtime_ns) for file in model_files(folder))
+    return _load_base(folder, with_logits, stamp)
+
+
+@lru_cache(maxsize=4)
+def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About]:
+    del stamp
+    transformers = library("transformers", "model.kind: 'transformer'")
+    kind = transformers.AutoModelForCausalLM if with_logits else transformers.AutoModel
+    what = f"model: {folder}"
+    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # weights that are not in the file, and that nothing reads
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            for name, value in config.to_dict().items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(config, name, 0.0)
+            model, report = kind.from_pretrained(
+                str(folder), config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32,
+                attn_implementation="sdpa", output_loading_info=True,
+            )  # fmt: skip
+        except Exception as error:  # whatever the library raises for files that are no model of its own
+            why = " ".join(str(error).split())[:200]
+            raise FedtideError(f"{what}: damaged or not a model that transformers reads ({why})") from None
+    lost = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if lost:
+        use = "the logits of the next token" if with_logits else "its features"
+        raise FedtideError(f"{what}: its file has no weights '{lost[0]}' for {use}; allowed: another head, or model")
+    if config.is_encoder_decoder:
+        raise refused(what, config.model_type, "a model of one stack, as BERT or Llama are")
+    hold(model).train()
+    tokens = model.get_input_embeddings().num_embeddings
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**20
+    about = About(config.hidden_size, longest, tokens, padding_in(folder), _is_causal(model))
+    if with_logits and not about.causal:
+        raise refused(what, config.model_type, "a model whose steps see no later one, for head 'next-token'")
+    return model, about
+
+
+@torch.no_grad()
+def _is_causal(model: nn.Module) -> bool:
+    """Tell whether the first of two tokens has the same features whatever the second is."""
+    hidden = model(input_ids=torch.tensor([[0, 0], [0, 1]]), output_hidden_states=True).hidden_states[-1]
+    return bool(torch.equal(hidden[0, 0], hidden[1, 0]))
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model that decide numbers."""
+    return [folder / CONFIG, *sorted(folder.glob(WEIGHTS)), *sorted(folder.glob("tokenizer*.json"))]
+
+
+def load_tokenizer(folder: Path, key: str) -> Any:
+    """Return the tokenizer in a folder.
+
+    Raises:
+        FedtideError: `transformers` is not installed, or the folder has no tokenizer.
+    """
+    transformers = library("transformers", key)
+    if not (folder / TOKENIZER).is_file():
+        raise FedtideError(f"{key}: {folder}: no {TOKENIZER}, allowed: the folder of a model with its tokenizer")
+    with _quiet(transformers):
+        try:
+            return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # whatever the library raises for a file that is no tokenizer
+            raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
+
+
+def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[tuple[list[int], bool]]:
+    """Return the tokens of each text, and whether they were cut.
+
+    Args:
+        tokenizer: of `load_tokenizer`.
+        texts: one or more.
+        longest: number of tokens to which texts are cut, with the marks of the tokenizer around them; None cuts nothing
+            and adds no marks.
+    """
+    with _quiet(library("transformers", "data.source.tokenizer")):
+        marks = longest is not None
+        rows = tokenizer(list(texts), add_special_tokens=marks, return_attention_mask=False)["input_ids"]
+        if longest is None:
+            return [(row, False) for row in rows]
+        return [
+            (tokenizer(text, truncation=True, max_length=longest)["input_ids"], True)
+            if len(row) > longest
+            else (row, False)
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+
+def padding_of(tokenizer: Any) -> int:
+    """Return the id of padding of a tokenizer: its own, else that of the end of a text."""
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(number for number in ids if number is not None)
+
+
+def padding_in(folder: Path) -> int:
+    """Return the id of padding of the model in a folder."""
+    if (folder / TOKENIZER).is_file():
+        return padding_of(load_tokenizer(folder, "model"))
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    ids = [config.get("pad_token_id"), config.get("eos_token_id"), 0]
+    return next(number for number in ids if isinstance(number, int))
+
+
+def check_tokenizer(folder: Path, model: Path) -> None:
+    """Raise if rows were made by the tokenizer of another model.
+
+    Args:
+        folder: of the tokenizer.
+        model: folder of the model.
+    """
+    files = [where / TOKENIZER for where in (folder, model)]
+    if folder != model and all(file.is_file() for file in files) and len({sha256(file) for file in files}) > 1:
+        allowed = f"that of the model, {model}"
+        raise refused("data.source.tokenizer", str(folder), allowed, "its tokens have other numbers")
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Let the library print and draw nothing, and leave it as it was."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,126 @@
+"""Adapters beside plain transformers and PEFT: a round of FedAvg, the logits of what is exported, ignored labels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedtide.core.base import Moment, Shard
+from fedtide.core.rng import Rng
+from fedtide.learn.task import Task
+from fedtide.models import LoRA, Python, Transformer, save_adapters
+from helpers.language import WIDTH, adapted, bert, llama, predictor, save, tokens
+from helpers.toys import played, trained_plainly
+
+peft = pytest.importorskip("peft")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT itself
+
+SETTINGS = {"r": 2, "lora_alpha": 4.0, "target_modules": ["query", "value"], "lora_dropout": 0.0}
+
+
+class Plain(nn.Module):
+    """An encoder of the library with adapters of PEFT, and a head on the mean over what is no padding."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.base, self.head = encoder, nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = x.long()
+        here = (x != 0).double()
+        hidden = self.base(input_ids=x, attention_mask=here.long()).last_hidden_state.double()
+        return self.head((hidden * here[:, :, None]).sum(1) / here.sum(1, keepdim=True))
+
+
+def plain_base() -> nn.Module:
+    torch.manual_seed(0)  # which draws every base
+    return bert()
+
+
+def named(plain: Plain) -> dict[str, nn.Parameter]:
+    """What is trained, by our names."""
+    return {
+        name.replace("base.base_model.model.", "base."): param
+        for name, param in plain.named_parameters()
+        if param.requires_grad
+    }
+
+
+def test_a_round_of_fedavg_is_a_naive_loop_over_plain_transformers_and_peft():
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
+    run = played(adapted("fedavg", {"local": local}, precision="fp64"), rounds=1)
+    task, population = run.host.algorithm.options["task"], run.host.population
+    begin = task.init(Rng(0).at(-1, "server"))
+    plain = Plain(peft.get_peft_model(plain_base(), peft.LoraConfig(**SETTINGS))).double()
+    assert {*named(plain)} == {*begin.params}
+    for name, param in named(plain).items():
+        param.data.copy_(begin.params[name])
+    mean, total = {name: torch.zeros_like(param) for name, param in named(plain).items()}, 0
+    moment = Moment(0, 6, 0.0)
+    for client in population.arrivals(4, moment).tolist():
+        shard = population.shard(client, moment)
+        trained = trained_plainly(plain, shard, Rng(0).at(0, client, "train"))
+        for name, param in named(trained).items():
+            mean[name] += len(shard) * param.detach()
+        total += len(shard)
+    for name, value in run.state.weights.params.items():
+        torch.testing.assert_close(value, mean[name] / total, rtol=1e-9, atol=1e-12)
+        assert not torch.equal(value, begin.params[name])
+
+
+def test_logits_of_exported_adapters_in_plain_peft_are_ours(tmp_path):
+    from transformers import AutoModel
+
+    model = Transformer(path=str(save(tmp_path / "model")), adapters=LoRA(rank=2, alpha=4.0))
+    task = Task(lambda: model.build((6,), 3))
+    weights = task.init(Rng(0))
+    for value in weights.params.values():
+        value.add_(0.1)  # the second matrix begins at 0
+    save_adapters(task.module(weights), tmp_path / "exported")
+    assert {file.name for file in (tmp_path / "exported").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "head.safetensors",
+    }  # fmt: skip
+    base = AutoModel.from_pretrained(tmp_path / "model", local_files_only=True)
+    plain = Plain(peft.PeftModel.from_pretrained(base, tmp_path / "exported"))
+    head = load_file(tmp_path / "exported" / "head.safetensors")
+    plain.head.load_state_dict({name.removeprefix("head."): value for name, value in head.items()})
+    x = torch.from_numpy(tokens(1)[0])
+    with torch.no_grad():
+        theirs = plain.double().eval()(x)
+    torch.testing.assert_close(task.logits(weights, x).double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_loss_and_gradient_of_next_tokens_are_those_of_the_library_with_ignored_labels():
+    task = Task(lambda: Python(predictor, adapters=LoRA(rank=2, alpha=4.0, targets=("q_proj",))).build((6,), 14))
+    weights = task.init(Rng(3))
+    for value in weights.params.values():
+        value.add_(0.1)  # the second matrix begins at 0
+    x = torch.from_numpy(tokens(1)[0])
+    y = torch.cat([x[:, 1:], torch.zeros(len(x), 1, dtype=x.dtype)], 1)
+    shard = Shard(x, y, torch.arange(len(x)), mask=y != 0).pick((y != 0).any(1))
+    torch.manual_seed(0)
+    settings = {**SETTINGS, "target_modules": ["q_proj"]}
+    plain = peft.get_peft_model(llama(), peft.LoraConfig(**settings)).eval()
+    params = {f"base.{name.removeprefix('base_model.model.')}": p for name, p in plain.named_parameters()}
+    for name, value in weights.params.items():
+        params[name].data.copy_(value)
+    labels = shard.x.masked_fill(shard.x == 0, -100)
+    loss = plain(input_ids=shard.x, attention_mask=(shard.x != 0).long(), labels=labels).loss
+    gradient, value = task.gradient(weights, shard)
+    assert value == pytest.approx(loss.item(), rel=1e-5)
+    wanted = torch.autograd.grad(loss, [params[name] for name in gradient])
+    for ours, theirs in zip(gradient.values(), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_tied_weights_stay_tied_and_are_held_once():
+    module = Python(predictor, adapters=LoRA(targets=("q_proj",))).build((6,), 14)
+    assert module.base.lm_head.weight is module.base.model.embed_tokens.weight
+    again = copy.deepcopy(module)
+    assert again.base.lm_head.weight is again.base.model.embed_tokens.weight
+    assert again.base.lm_head.weight.data_ptr() == module.base.lm_head.weight.data_ptr()

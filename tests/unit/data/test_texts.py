@@ -1,0 +1,110 @@
+"""Texts of tables as rows of tokens: what is cut, padded, joined and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.data import Texts
+from helpers.language import WORDS, save
+
+pytest.importorskip("transformers")
+
+PAD, UNK, CLS, SEP, SUN, MOON, DAY, NIGHT, IS, UP, GOOD, BYE, A, B = range(14)
+TABLE = """text,topic,who,part,when
+sun is up,light,ann,day,2024-01-01
+moon is up,dark,ann,night,2024-01-03
+good day good day good day,light,bob,day,2024-01-02
+bye,dark,ann,day,2024-01-02
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def table(tmp_path) -> str:
+    file = tmp_path / "texts.csv"
+    file.write_text(TABLE)
+    return str(file)
+
+
+def test_a_text_with_a_class_is_a_padded_row_and_a_long_one_is_cut_and_counted(table, model):
+    rows = Texts((table,), tokenizer=str(model), label="topic", client="who", domain="part", context=6).load(None, 0)
+    assert rows.x.tolist() == [
+        [CLS, SUN, IS, UP, SEP, PAD],
+        [CLS, MOON, IS, UP, SEP, PAD],
+        [CLS, GOOD, DAY, GOOD, DAY, SEP],  # with its mark at the end
+        [CLS, BYE, SEP, PAD, PAD, PAD],
+    ]
+    assert (rows.label_names, rows.y.tolist(), rows.cut) == (("dark", "light"), [1, 0, 1, 0], 1)
+    assert rows.client_names == ("ann", "bob")
+    assert rows.domain_names == ("day", "night")
+
+
+def test_blocks_join_the_texts_of_a_client_and_a_domain_in_the_order_of_time(table, model):
+    source = Texts((table,), tokenizer=str(model), client="who", domain="part", time="when", context=3)
+    rows = source.load(None, 0)
+    assert rows.x.tolist() == [[SUN, IS, UP], [SEP, BYE, SEP], [MOON, IS, UP], [GOOD, DAY, GOOD], [DAY, GOOD, DAY]]
+    assert rows.y.tolist() == [[IS, UP, SEP], [BYE, SEP, PAD], [IS, UP, SEP], [DAY, GOOD, DAY], [GOOD, DAY, SEP]]
+    assert (rows.padding, rows.classes, rows.steps) == (PAD, len(WORDS), 3)
+    days = ((rows.time - rows.time.min()) / 86_400).tolist()
+    assert days == [0, 1, 2, 1, 1]  # of the last token: a block is not known before
+
+
+def test_a_next_token_after_the_last_block_is_not_lost(table, model):
+    """Every token but the first of a client and a domain is predicted once."""
+    rows = Texts((table,), tokenizer=str(model), client="who", domain="part", context=2).load(None, 0)
+    assert int((rows.y != rows.padding).sum()) == 5 + 3 + 6
+
+
+def test_json_lines_with_lists_of_texts_and_clients_of_two_columns(tmp_path, model):
+    file = tmp_path / "said.jsonl"
+    file.write_text('{"said": ["sun up", "bye"], "play": "a", "role": 1}\n{"said": ["moon"], "play": "a", "role": 2}\n')
+    source = Texts((str(file),), tokenizer=str(model), text="said", client=("play", "role"), context=5)
+    rows = source.load(None, 0)
+    assert rows.client_names == ("a/1", "a/2")
+    assert rows.x.tolist() == [[SUN, UP, SEP, BYE, SEP], [MOON, SEP, PAD, PAD, PAD]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"text": "tekst"}, r"no column 'tekst'; did you mean 'text'\?"),
+        ({"tokenizer": "nowhere"}, r"^data\.source\.tokenizer: no such file or folder: .*nothing is downloaded"),
+        ({"tokenizer": None, "package": "no_such"}, r"^data\.source\.tokenizer\.package: found 'no_such'"),
+        ({"label": "when"}, r"allowed: two or more"),
+    ],
+)
+def test_what_is_wrong_is_one_line(changes, line, table, model, monkeypatch):
+    monkeypatch.delenv("FEDTIDE_DATA", raising=False)
+    keys = {"tokenizer": str(model), "label": "topic"} | changes
+    if keys["label"] == "when":
+        Path(table).write_text("text,when\nsun,x\nmoon,x\n")
+    with pytest.raises(FedtideError, match=line) as refusal:
+        check(Texts((table,), **keys))
+    assert "\n" not in str(refusal.value)
+
+
+def check(source: Texts) -> None:
+    from fedtide.data.rows import check_classes
+
+    check_classes(source.load(None, 0))
+
+
+def test_an_empty_text_is_named(tmp_path, model):
+    file = tmp_path / "texts.csv"
+    file.write_text("text,topic\nsun,a\n  ,b\n")
+    with pytest.raises(FedtideError, match=r"row 3: text is empty"):
+        Texts((str(file),), tokenizer=str(model), label="topic").load(None, 0)
+
+
+def test_a_folder_without_a_tokenizer_is_named(table, model, tmp_path):
+    save(tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").unlink()
+    with pytest.raises(FedtideError, match=r"no tokenizer\.json, allowed: the folder of a model with its tokenizer"):
+        Texts((table,), tokenizer=str(tmp_path / "bare")).load(None, 0)

@@ -1,0 +1,333 @@
+"""Adapters and pretrained transformers: what is held once, what is a weight, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.config import from_dict
+from fedtide.core.base import Weights
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.learn.fast.stacks import FuncStack
+from fedtide.learn.losses import CrossEntropy
+from fedtide.learn.task import Task, with_branches
+from fedtide.models import LoRA, Python, Transformer
+from fedtide.models import transformer as files
+from fedtide.models.base import BaseParameter
+from fedtide.models.networks import Model
+from fedtide.runs.build import rows_of, task_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
+from fedtide.site.tickets import check_portable
+from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, save, tokens
+from helpers.toys import TOY
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+X = torch.from_numpy(tokens(1)[0])
+MODEL = Python(classifier, adapters=ADAPTERS)
+
+
+def task_for(model: Model = MODEL, **how) -> Task:
+    return Task(lambda: model.build((STEPS,), 3), example=X[:1], **how)
+
+
+def places(module: nn.Module) -> set[int]:
+    return {param.data_ptr() for param in module.parameters() if isinstance(param, BaseParameter)}
+
+
+# -- the base ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_modules_of_a_process_share_one_base_branches_included():
+    task = task_for()
+    base = places(task.scratch.module)
+    assert len(base) == 21
+    for other in (
+        task.rebuild(), task.module(task.init(Rng(1))), with_branches(task, "*", 3).scratch.module,
+        with_branches(task, "head", 2).scratch.module, copy.deepcopy(task.scratch.module),
+    ):  # fmt: skip
+        assert places(other) == base
+
+
+def test_a_base_of_another_type_is_made_once():
+    one, two = (task_for(dtype=torch.float64).scratch.module for _ in range(2))
+    assert places(one) == places(two) != places(task_for().scratch.module)
+    assert {param.dtype for param in one.parameters()} == {torch.float64}
+
+
+def test_copies_in_a_stack_read_the_base_in_the_module():
+    task = task_for()
+    stack = FuncStack(task.scratch, CrossEntropy())
+    params, others = stack.load(stack.starts([task.init(Rng(k)) for k in range(3)]))
+    assert [len(param) for param in params] == [3] * 6
+    assert others == []
+
+
+def test_weights_are_drawn_by_the_key_and_the_base_is_not():
+    task = task_for()
+    one, two = task.init(Rng(1)), task.init(Rng(2))
+    assert list(one.params) == [
+        *(f"base.encoder.layer.0.attention.self.{of}.lora_{which}.default.weight"
+          for of in ("query", "value") for which in "AB"),
+        "head.weight", "head.bias",
+    ]  # fmt: skip
+    for name in one.params:
+        assert same(one.params[name], two.params[name]) == ("lora_B" in name)
+    assert not torch.equal(task.logits(one, X), task.logits(two, X))
+
+
+def test_branches_of_adapters_begin_at_the_base_and_differ():
+    task = with_branches(task_for(), "*", 2)
+    params = task.init(Rng(0)).params
+    for name, value in params.items():
+        other = params[name.replace("copies.0", "copies.1")]
+        if "lora_B" in name:
+            assert not value.any()
+        elif "copies.0" in name:
+            assert not torch.equal(value, other)
+
+
+def test_training_leaves_the_base_as_it_is():
+    task = task_for()
+    before = {name: value.clone() for name, value in task.scratch.module.named_parameters() if "lora" not in name}
+    task.scratch.load(task.init(Rng(1)), train=True)
+    for name, value in task.scratch.module.named_parameters():
+        if isinstance(value, BaseParameter):
+            assert torch.equal(value, before[name])
+            assert not value.requires_grad
+
+
+class Normed(nn.Module):
+    """A base with running statistics, an infinite mask and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm, self.head = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, x):
+        return self.head((self.norm(self.dense(x)) * self.scale).softmax(-1) + (self.mask == 0))
+
+
+def test_buffers_of_a_base_are_constants_and_statistics_of_normalization_travel():
+    model = Python(Normed, adapters=LoRA(rank=1, targets=("dense",)))
+    task = Task(lambda: model.build((4,), 3))
+    weights = task.init(Rng(0))
+    assert list(weights.params) == ["dense.lora_A.default.weight", "dense.lora_B.default.weight", *HEAD]
+    assert list(weights.buffers) == ["norm.running_mean", "norm.running_var"]
+    assert task.logits(weights, torch.zeros(2, 4)).isfinite().all()
+    task.scratch.module.scale.add_(1.0)
+    with pytest.raises(FedtideError, match=r"^model: buffer 'scale' of the frozen base changes, allowed: one that"):
+        task.scratch.check_constants()
+    task.scratch.load(weights, train=False)
+    task.scratch.check_constants()
+
+
+HEAD = ["head.weight", "head.bias"]
+
+
+def test_padding_changes_no_answer():
+    task = task_for()
+    weights = task.init(Rng(1))
+    row = torch.tensor([[3, 4, 5, 0, 0, 0]])
+    short = Task(lambda: MODEL.build((STEPS,), 3)).logits(weights, row[:, :3])
+    torch.testing.assert_close(task.logits(weights, row), short)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def test_a_model_of_a_folder_with_each_head(folder, causal):
+    lora = LoRA(rank=1)  # the layers are those that PEFT proposes
+    whole = Transformer(path=str(folder)).build((STEPS,), 3)
+    assert all(param.requires_grad for param in whole.parameters())
+    for path, width in ((folder, 8), (causal, 8)):
+        features = Transformer(path=str(path), head="embedding", adapters=lora).build((STEPS,), 3)
+        assert features(X[:2]).shape == (2, width)
+        assert Transformer(path=str(path), adapters=lora).build((STEPS,), 3)(X[:2]).shape == (2, 3)
+    words = Transformer(path=str(causal), head="next-token", adapters=lora).build((STEPS,), TOKENS)
+    assert words(X[:2]).shape == (2, STEPS, TOKENS)
+    assert words.counted(X[:1]).tolist() == [[bool(token) for token in X[0]]]
+
+
+def test_a_model_of_a_package_is_found_and_not_run(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "tiny_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('run')")
+    save(package / "model")
+    monkeypatch.syspath_prepend(package.parent)
+    model = Transformer(package="tiny_model", adapters=LoRA(rank=1))
+    assert model.build((STEPS,), 3)(X[:2]).shape == (2, 3)
+    assert "tiny_model" not in sys.modules
+
+
+def test_a_base_is_loaded_once(folder, monkeypatch):
+    model = Transformer(path=str(folder), adapters=LoRA(rank=1))
+    first = model.build((STEPS,), 3)
+    monkeypatch.setattr(files, "library", None)
+    assert places(model.build((STEPS,), 5)) == places(first)
+
+
+def test_weights_of_the_file_are_part_of_the_digest(tmp_path):
+    where = save(tmp_path / "model")
+    experiment = adapted("fedavg").model_copy(update={"model": Transformer(path=str(where), adapters=LoRA(rank=1))})
+    before = digest_of(experiment, experiment.method[0], 0)
+    assert digest_of(experiment, experiment.method[0], 0) == before
+    torch.manual_seed(1)
+    from helpers.language import bert
+
+    bert().save_pretrained(where)
+    assert digest_of(experiment, experiment.method[0], 0) != before
+
+
+# -- one line ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "line"),
+    [
+        (
+            ("qery",),
+            r"^model\.adapters\.targets: 'qery' is no layer of the base; did you mean 'query'\? Allowed: word_",
+        ),
+        (("head",), r"^model\.adapters\.targets: 'head' is no layer of the base"),
+        (("LayerNorm",), r"^model\.adapters\.targets: 'LayerNorm' is no layer of the base"),
+        ((), r"^model\.adapters\.targets: found \[\], but PEFT proposes none for .*: names of layers, such as word_"),
+    ],
+)
+def test_targets_that_match_nothing(targets, line):
+    with pytest.raises(FedtideError, match=line) as refusal:
+        Python(classifier, adapters=LoRA(targets=targets)).build((STEPS,), 3)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "found no path and no package; allowed: one"),
+        ({"path": "a", "package": "b"}, "found path and package"),
+        ({"path": "a", "head": "embedding"}, "found head 'embedding' without adapters"),
+    ],
+)
+def test_keys_that_do_not_go_together(options, line):
+    with pytest.raises(FedtideError, match=line):
+        Transformer(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"path": "nowhere"},
+            r"^model\.path: no such file or folder: nowhere; nothing is downloaded: allowed: a folder",
+        ),
+        (
+            {"package": "no_such_model"},
+            r"^model\.package: found 'no_such_model', but nothing is downloaded .*: an installed package",
+        ),
+        ({"path": "{empty}"}, r"^model\.path: .*: found no model; nothing is downloaded"),
+        ({"path": "{damaged}"}, r"^model: .*: damaged or not a model that transformers reads"),
+        ({"path": "{bert}", "head": "next-token"}, r"has no weights 'cls\..*' for the logits of the next token"),
+    ],
+)
+def test_a_model_that_is_not_there(options, line, tmp_path, folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    options = {key: value.format(empty="empty", damaged="damaged", bert=folder) for key, value in options.items()}
+    with pytest.raises(FedtideError, match=line) as refusal:
+        Transformer(**options).build((STEPS,), 3)
+    assert "\n" not in str(refusal.value)
+
+
+def test_rows_longer_than_the_context(folder):
+    line = r"^model: tokens of a row: found 7, allowed: at most 6, the context of the model"
+    with pytest.raises(FedtideError, match=line):
+        Transformer(path=str(folder)).build((STEPS + 1,), 3)
+
+
+def texts(tmp_path: Path, tokenizer: Path, model: Path, context: int = STEPS):
+    file = tmp_path / "texts.csv"
+    lines = [f"{'sun' if k % 2 else 'moon'} is up good day good day,{'ab'[k % 2]},c{k % 4}\n" for k in range(48)]
+    file.write_text("text,topic,who\n" + "".join(lines))
+    source = {"kind": "texts", "path": str(file), "tokenizer": str(tokenizer), "label": "topic", "client": "who"}
+    experiment = adapted("fedavg", data={
+        "source": source | {"context": context}, "partition": "natural", "groups": "none",
+        "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    return experiment.model_copy(update={"model": Transformer(path=str(model), adapters=LoRA(rank=1))})
+
+
+def test_a_tokenizer_of_another_model(tmp_path, folder):
+    other = save(tmp_path / "other", words=(*WORDS[:4], *reversed(WORDS[4:])))
+    line = r"^data\.source\.tokenizer: found '.*, but its tokens have other numbers; allowed: that of the model, "
+    with pytest.raises(FedtideError, match=line):
+        rows_of(texts(tmp_path, other, folder), 0)
+
+
+def test_rows_that_are_cut_are_counted_before_a_run(tmp_path, folder):
+    experiment = texts(tmp_path, folder, folder, context=5)
+    lines = [line for line in preflight(experiment).notes if "cut" in line]
+    assert lines == ["texts.csv: 48 of 48 rows are cut to 5 tokens (context)"]
+
+
+def test_texts_train_a_transformer_of_a_folder(tmp_path, folder):
+    from fedtide.laws.case import played
+
+    run = played(texts(tmp_path, folder, folder), rounds=2)
+    assert all(value.isfinite().all() for value in run.state.weights.params.values())
+    assert isinstance(run.state.weights, Weights)
+
+
+def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    experiment = adapted("fedavg", {"init_from": str(tmp_path / "adapters.safetensors")})
+    other = task_for(replace(MODEL, adapters=replace(ADAPTERS, rank=3))).init(Rng(0))
+    save_file(other.params, tmp_path / "adapters.safetensors")
+    line = r"init_from: .*: shape of 'base\..*lora_A\.default\.weight': found \(3, 8\), allowed: \(2, 8\)"
+    with pytest.raises(FedtideError, match=line):
+        task_of(experiment, experiment.method[0], rows_of(experiment, 0))
+
+
+@pytest.mark.parametrize("where", [{"path": "a/model"}, {"package": "a_model"}])
+def test_a_ticket_brings_no_pretrained_model(where):
+    experiment = adapted("fedavg").model_copy(update={"model": Transformer(**where, adapters=ADAPTERS)})
+    line = r"^model\.(path|package): found 'a.model', .*tickets bring neither to nodes"
+    with pytest.raises(FedtideError, match=line):
+        check_portable(experiment, experiment.method[0])
+
+
+def test_adapters_of_a_file_and_their_short_form():
+    model = {"kind": "transformer", "package": "a_model"}
+    for adapters in ("lora", {"kind": "lora"}):
+        values = TOY | {"model": model | {"adapters": adapters}, "method": [{"algorithm": "fedavg"}]}
+        assert from_dict(values).model == Transformer(package="a_model", adapters=LoRA())
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(FedtideError, match=r'^model\.adapters: needs peft \(.*\); pip install "fedtide\[language\]"$'):
+        MODEL.build((STEPS,), 3)
