@@ -508,6 +508,7 @@ class Experiment(Strict):
 
 STUDIES = {
     "inspection": "fedtide.inspection.by_sums:inspection",
+    "bounded-inspection": "fedtide.inspection.bounded:bounded_inspection",
     "tournament": "fedtide.tuning.between_clients:tournament",
 }
 """Studies of ours: they are no methods, so they stand in no table of methods."""

@@ -85,9 +85,6 @@ def _next(site: Site, out: Path, more: str = "") -> str:
 
 
 def _after_inspection(site: Site, rounds: int | None, out: Path) -> Recommended:
-    if site.experiment.wire is not None and site.experiment.wire.privacy is not None:
-        but = "no budget plans the questions of several methods; noise is for the study of the best one"
-        raise refused(f"{site.root / 'study.toml'}: wire.privacy", "a table", "none with a tournament", but)
     if rounds is None:
         raise FedtideError(f"--rounds: no value given; type --rounds 40, the rounds that nodes of {site.root} may play")
     if rounds < LEAST_ROUNDS:
