@@ -38,10 +38,10 @@ MAY = {"gradual": {"matter"}}
 """What a shift may be found by as well."""
 
 
-def planted(name: str, seed: int, rows: int = 2400) -> Table:
+def planted(name: str, seed: int, rows: int = 2400, clients: int = CLIENTS) -> Table:
     """Draw rows with the shifts that a name lists."""
     shifts, draw = name.split(" + "), np.random.default_rng(seed)
-    client = draw.integers(0, CLIENTS, rows)
+    client = draw.integers(0, clients, rows)
     group = client % 2
     day, hour = draw.integers(0, DAYS, rows), 24 * draw.random(rows)
     if "who" in shifts:  # the first group around midnight, the second around noon
@@ -50,7 +50,7 @@ def planted(name: str, seed: int, rows: int = 2400) -> Table:
     part = (day + hour / 24) / DAYS
     chances = np.ones((rows, CLASSES))
     for alpha in (float(shift.split()[1]) for shift in shifts if shift.startswith("labels")):
-        chances *= draw.dirichlet([alpha] * CLASSES, CLIENTS)[client] + 1e-3
+        chances *= draw.dirichlet([alpha] * CLASSES, clients)[client] + 1e-3
     upper = np.arange(CLASSES) >= CLASSES // 2
     if "same" in shifts:
         share = np.abs(2 * hour / 24 - 1)[:, None]
@@ -67,7 +67,7 @@ def planted(name: str, seed: int, rows: int = 2400) -> Table:
         label = np.where(group == 1, (label + 2) % CLASSES, label)
     if "sudden" in shifts:
         label = np.where(part > 0.6, (label + 1) % CLASSES, label)
-    names = np.array([f"client {number}" for number in range(CLIENTS)])
+    names = np.array([f"client {number}" for number in range(clients)])
     return Table(name, np.array(list("abcd"))[label], features, names[client], 86400 * (day + hour / 24))
 
 

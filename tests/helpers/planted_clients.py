@@ -14,9 +14,14 @@ from fedtide.data.rows import Rows
 from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.totals import Vectors
+from fedtide.inspection.bounded import VALUES, bounded_answers, bounded_inspection, noise_on
 from fedtide.inspection.by_sums import STAGES, State, answers, inspection
 from fedtide.inspection.table import Table
 from fedtide.learn.task import Task
+from fedtide.wire.accounting import Plan
+from fedtide.wire.clip import Clip
+from fedtide.wire.ledger import Ledger
+from fedtide.wire.noise import simulated_noise, with_noise
 from fedtide.wire.pipeline import FLOATING, Wire
 
 CLASSES, FEWEST, SEED = 4, 3, 1
@@ -58,3 +63,29 @@ def answered(table: Table, wire: Wire = FLOATING):
     """The answers between the clients of a table."""
     one = host(table, wire)
     return answers(last_state(one, simulated(one)))
+
+
+BOUNDS = dict.fromkeys(VALUES, 1.0)
+"""Bounds of the values of a bounded inspection."""
+DELTA = 1e-4
+
+
+def bounded_sums(table: Table, epsilon: float, seed: int = 0):
+    """The sums of a bounded inspection of the clients of a table, and the deviations of the noise on them."""
+    people = population(table)
+    task = Task(lambda: nn.Linear(people.rows.x.shape[1], CLASSES), example=people.few()[0].x[:1])
+    wire = Wire(secure=False, clip=Clip(BOUNDS))
+    one = Host(bounded_inspection(task, SEED), people, 0, MemoryStore(None), wire=wire)
+    plan = Plan(2, 2)
+    ledger = Ledger(plan, plan.noise(epsilon, DELTA), DELTA)
+    noisy = with_noise(wire, ledger, simulated_noise(seed))
+    vectors = Vectors.of(noisy, one.algorithm, people.few())
+    fleet = SimulatedFleet(people, LocalEngine(one), vectors=vectors)
+    start = begin(one.algorithm, fleet, seed=0, rounds=2)
+    *_, step = play(one.algorithm, fleet, start, seed=0, rounds=2)
+    return step.state, noise_on(step.state, BOUNDS, ledger.z)
+
+
+def answered_with_noise(table: Table, epsilon: float, seed: int = 0):
+    """The answers between the clients of a table, by sums with noise."""
+    return bounded_answers(*bounded_sums(table, epsilon, seed), epsilon=epsilon)

@@ -144,18 +144,68 @@ def recommend(
     /,
     *,
     budget: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m",
+    rounds: int | None = None,
     names: ColumnNames = ColumnNames(),
     request: Request = Request(),
     output: Output = Output(),
 ) -> int:
-    """Command of `fedtide.recommend`."""
+    """Command of `fedtide.recommend`.
+
+    The folder of a site, in place of files, recommends between its real clients: after an inspection the study of a
+    tournament within a budget of rounds, after the tournament the study of the methods that may be best.
+
+    Args:
+        rounds: of a site, the rounds that its tournament may take.
+    """
     from fedtide.api.jobs import TournamentJob, columns, is_study
+
+    if len(data) == 1 and (Path(data[0]) / "site.toml").is_file():
+        return _recommend_at(Path(data[0]), budget, rounds, names, request, output)
+    if rounds is not None:
+        raise refused("--rounds", rounds, "with the folder of a site; other data have --budget")
 
     study = next(filter(is_study, data), None)
     if study is not None and len(data) > 1:
         raise refused("recommend", study, "one study, or data")
     paths = [Path(path) for path in data]
     return _play(TournamentJob.create(study or paths, request, budget, columns(**vars(names))), output)
+
+
+def _recommend_at(
+    root: Path, budget: str, rounds: int | None, names: ColumnNames, request: Request, output: Output
+) -> int:
+    """Recommend at a site; write the study that follows."""
+    from fedtide.core.atomic import check_new, making
+    from fedtide.report.terminal import print_table
+    from fedtide.runs import folder
+    from fedtide.site.recommending import recommended
+
+    options = {
+        "--budget": budget != "5m",
+        "--scale": request.scale,
+        "--set": request.sets,
+        "--workers": request.workers,
+    }
+    options |= {"--workers": request.workers}
+    options |= {f"--{name.replace('_', '-')}": value is not None for name, value in vars(names).items()}
+    if taken := [name for name, value in options.items() if value]:
+        raise refused(taken[0], "a value", "none with a site", "its study says it, and its clients play")
+    out = request.out or folder.unused(Path("runs"), f"{root.resolve().name}-recommend")
+    check_new(out)
+    result = recommended(root, rounds, out / "study.toml")
+    screen = console(output)
+    for line in result.said:
+        say(line, screen)
+    if result.table is not None:
+        print_table(result.table, screen)
+        say(result.verdict, screen)
+    with making(out) as temporary:
+        (temporary / "study.toml").write_text(result.text, encoding="utf-8")
+    say(f"study: {out / 'study.toml'}", screen)
+    say(f"next: {result.next}", screen)
+    rows = [] if result.table is None else result.table.rows
+    tell({"study": out / "study.toml", "lines": result.said, "verdict": result.verdict, "table": rows}, output)
+    return 0
 
 
 def resume(

@@ -506,8 +506,12 @@ class Experiment(Strict):
         return max(self.rounds // 4, 1) if whole is None else whole
 
 
-UNTRAINED = {"inspection": "fedtide.inspection.by_sums:inspection"}
-"""Studies of ours that train nothing: they are no methods, so they stand in no table of methods."""
+STUDIES = {
+    "inspection": "fedtide.inspection.by_sums:inspection",
+    "bounded-inspection": "fedtide.inspection.bounded:bounded_inspection",
+    "tournament": "fedtide.tuning.between_clients:tournament",
+}
+"""Studies of ours: they are no methods, so they stand in no table of methods."""
 
 
 def is_own(algorithm: str) -> bool:
@@ -519,8 +523,8 @@ def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algori
     """Return the function of a registered algorithm, or the user's own `module:function`; `key` is for errors."""
     if algorithm in REGISTRY:
         return REGISTRY[algorithm].make
-    if algorithm in UNTRAINED or is_own(algorithm):
-        make = imported(UNTRAINED.get(algorithm, algorithm), key)
+    if algorithm in STUDIES or is_own(algorithm):
+        make = imported(STUDIES.get(algorithm, algorithm), key)
         if not callable(make):
             raise refused(key, make, "a function that makes an Algorithm")
         return make

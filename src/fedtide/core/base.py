@@ -565,6 +565,7 @@ class Traits:
             "" where there is none.
         kept_as_sent: values that clients both send and keep, with their largest norm (infinity if they have none).
             Clipping changes only the sent values.
+        whole: values that must not be clipped, with their largest norm: a cut one would be read as another size.
     """
 
     reveals: tuple[str, ...] = ()
@@ -584,6 +585,7 @@ class Traits:
     fewest: int | None = None
     unprivate: str = ""
     kept_as_sent: Mapping[str, float] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

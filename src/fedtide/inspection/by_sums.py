@@ -164,7 +164,7 @@ def inspection(task: Task, fewest: Count = 3, seed: Count = 1) -> Algorithm[Stat
         "periods": _summed(row_sums.period_terms),
         "next": _summed(row_sums.judge_terms),
     }
-    why = "its sums have no bounds, so noise cannot hide a client in them"
+    why = "its sums have no bounds, so noise cannot hide a client in them, as in those of 'bounded-inspection'"
     traits = Traits(models="none", fewest=fewest, unprivate=why)
     return Algorithm("inspection", init, works, round, lambda state, clients: ({}, None), predict, traits=traits)
 

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
-from fedtide.config.schema import UNTRAINED
+from fedtide.config.schema import STUDIES
 from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
@@ -28,6 +28,7 @@ from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Str
 from fedtide.fields.user_code import Python
 from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import write_new
+from fedtide.tuning.between_clients import methods_of
 
 SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""
@@ -271,13 +272,15 @@ def study_of(values: Mapping[str, Any]) -> Experiment:
 def check_portable(experiment: Experiment, method: Method) -> None:
     """Raise if a study names code of a user's own, or files; none of these is imported or opened."""
     where = f"method '{method.name}'"
-    if method.algorithm not in REGISTRY and method.algorithm not in UNTRAINED:
+    if method.algorithm not in REGISTRY and method.algorithm not in STUDIES:
         allowed = "a registered name, because tickets bring no code to nodes"
         raise refused(f"{where}.algorithm", method.algorithm, allowed)
     parts = {f"{where}.{key}": value for key, value in {**method.settings(), "loss": method.loss}.items()}
     parts |= {"model": experiment.model, "data.transforms": experiment.data.transforms}
     for key, name in foreign(parts):
         raise refused(key, name, "what names no code and no file, because tickets bring neither to nodes")
+    for entry in methods_of(method.options["entries"]) if method.algorithm == "tournament" else ():
+        check_portable(experiment, entry)
 
 
 def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:

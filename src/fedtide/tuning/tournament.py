@@ -394,8 +394,23 @@ def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candi
     values: dict[str, Any] = inspection.study(findings, place) or {}
     values["data"]["split"] = {"val": VALIDATED}
     del values["baseline"]
-    values["method"], variants, usual = [], [], values["defaults"]["local"]
-    for name, algorithm, options, why in sorted(inspection.methods(findings), key=lambda m: m.algorithm == LOCAL):
+    entries = list(at_rates(inspection.methods(findings), values["defaults"]["local"]))
+    values["method"] = [table for table, _, _ in entries]
+    study = from_dict(values, where=str(place / "study.toml"))
+    pairs = zip(study.method, entries, strict=True)
+    return study, [Candidate(entry.name, f"{method}{entry.form}", why) for entry, (_, method, why) in pairs]
+
+
+def at_rates(
+    proposals: Sequence[inspection.Proposal], usual: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield the table of each proposed method at each rate, with the method and the reason; local training comes last.
+
+    Args:
+        proposals: of an inspection.
+        usual: training of a study that has no other.
+    """
+    for name, algorithm, options, why in sorted(proposals, key=lambda proposal: proposal.algorithm == LOCAL):
         key = "solver" if algorithm == LOCAL else "local"
         trainings = {name: options.get(key, usual)}
         if algorithm == LOCAL and key not in options:
@@ -404,11 +419,7 @@ def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candi
         for method, training in trainings.items():
             for rate in (share * training["lr"] for share in RATES):
                 entry = {"name": f"{method}, lr {rate:g}", "algorithm": algorithm, **options}
-                values["method"].append({**entry, key: {**training, "lr": rate}})
-                variants.append((method, why))
-    study = from_dict(values, where=str(place / "study.toml"))
-    entries = zip(study.method, variants, strict=True)
-    return study, [Candidate(entry.name, f"{method}{entry.form}", why) for entry, (method, why) in entries]
+                yield {**entry, key: {**training, "lr": rate}}, method, why
 
 
 # -- play --------------------------------------------------------------------------------------------------------------

@@ -244,6 +244,12 @@ def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -
         if longest > clip.bounds.get(name, math.inf):
             bound = None if math.isinf(longest) else longest
             raise refused(f"{where}.max_{name}_norm", bound, f"at most {clip.bounds[name]:g}", why)
+    for name, longest in algorithm.traits.whole.items():
+        why = "a value that is cut off would be read as another size"
+        if name in clip.adaptive:
+            raise refused("wire.privacy.adapt", name, "no such value", f"{where}: {why}")
+        if longest > clip.bounds.get(name, longest):
+            raise refused(f"wire.privacy.clip.{name}", clip.bounds[name], f"{longest:g} or more", f"{where}: {why}")
     if buffers:
         why = "noise would change them, and they would take of the bound"
         carried = "running statistics or frozen parameters"

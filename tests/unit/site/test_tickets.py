@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.site.tickets import RowsAbout, Ticket, check_portable, study_for
+from fedtide.tuning import between_clients
 from helpers.examples import examples
 from helpers.toys import toy
 
@@ -145,6 +146,11 @@ def method(**changes: Any) -> dict[str, Any]:
     return study(method=[STUDY["method"][0] | changes])
 
 
+def entries(**changes: Any) -> dict[str, Any]:
+    tables = [{"name": "FedAvg", "algorithm": "fedavg"}, {"name": "other", "algorithm": "fedavg", **changes}]
+    return study(method=[{"name": "tournament", "algorithm": "tournament", "entries": tables}])
+
+
 def versions(fedtide: str) -> dict[str, Any]:
     return {"versions": {"fedtide": fedtide}}
 
@@ -202,6 +208,11 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (method(loss=EVIL), "loss.*names no code"),
     (method(cohort=EVIL), "cohort.*names no code"),
     (method(init_from="/etc/passwd"), "init_from"),
+    (entries(algorithm="os:system"), "algorithm: found 'os:system', allowed: a registered name"),
+    (entries(algorithm="tournament", entries=[]), "entries"),
+    (entries(loss=EVIL), "loss.*names no code"),
+    (entries(cohort=EVIL), "cohort.*names no code"),
+    (entries(init_from="/etc/passwd"), "init_from: found 'a value', allowed: no such key in an entry"),
     (study(model=EVIL), "model.*names no code"),
     (study(data={"source": EVIL}), "data.source"),
     (study(metrics=["os:system"]), "metrics.*no such key in a ticket"),
@@ -217,8 +228,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), HOSTILE)
 def test_hostile_tickets_are_refused_and_bring_no_code(changes, said, monkeypatch):
-    def never(*args: Any) -> None:
-        raise AssertionError("something was imported")
+    def never(name: str, *args: Any) -> Any:
+        assert name == "fedtide.tuning.between_clients", "something was imported"
+        return between_clients
 
     monkeypatch.setattr("fedtide.fields.user_code.importlib.import_module", never)
     with pytest.raises(FedtideError, match=said):
