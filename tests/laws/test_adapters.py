@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
+import torch
 
-from fedtide.core.base import Weights
+from fedtide.clusters.representation import Embedding
+from fedtide.core.base import Moment, Weights
 from fedtide.core.trees import children, is_node
 from fedtide.laws import every
 from fedtide.laws.case import Case
@@ -63,6 +66,42 @@ def test_only_adapters_and_heads_are_weights(name, cases):
     for model in models:
         assert not model.buffers
         assert all("lora_" in parameter or "head" in parameter for parameter in model.params)
+
+
+@pytest.mark.parametrize(
+    ("make", "home"), [(adapted, "trunk"), (adapted, "head"), (predicting, "base.model.layers.0.self_attn.q_proj")]
+)
+def test_adapters_stay_at_home(make, home):
+    case = Case(partial(make, "fedper", {"home": [home]}), None)
+    run, fleet = case.watched(rounds=2)
+    is_home = {"trunk": "lora_", "head": "head."}.get(home, home)
+    sent = list(_models_in(fleet.totals))
+    assert sent
+    assert all(is_home not in name for model in sent for name in model.params)
+    client = int(fleet.asks[0].reply.clients[0])
+    kept = list(_models_in(run.fleet.engine.memory.read(client, (9, 0))))
+    assert kept
+    assert all(is_home in name for model in kept for name in model.params)
+
+
+def test_clients_are_clustered_by_features_of_the_base():
+    """The network that is never trained is the base with adapters at zero."""
+    options = {"representation": {"kind": "embedding"}}
+    case = Case(partial(adapted, "fielding", options), None)
+    every.plays(case)
+    task, population = (getattr(case.reference.host, name) for name in ("algorithm", "population"))
+    task = task.options["task"]
+    shard = population.shard(0, Moment(0, 6, 0.0))
+    base = task.scratch.module.base
+    with torch.no_grad():
+        hidden = copy.deepcopy(base)
+        for name, param in hidden.named_parameters():
+            param.zero_() if "lora_B" in name else param
+        counted = shard.x != 0
+        features = hidden(input_ids=shard.x, attention_mask=counted.long()).last_hidden_state
+        mean = (features * counted[..., None]).sum(1) / counted.sum(1, keepdim=True)
+    ours = Embedding().of(task)(None, shard)
+    torch.testing.assert_close(ours.float(), mean.mean(0))
 
 
 def _models_in(tree):

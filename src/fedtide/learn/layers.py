@@ -53,7 +53,8 @@ def match_layers(task: Task, layers: Sequence[str], key: str, *, whole: bool = T
     """
     names = task.scratch.names
     every = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    is_last = in_last_layer(task)
+    # A model whose head is frozen, as of a pretrained one for next tokens, has no such layer among those trained.
+    is_last: IsIn = in_last_layer(task) if {HEAD, TRUNK} & {*layers} else lambda name: False
     norms = [name for name, module in task.scratch.module.named_modules() if isinstance(module, NORMS)]
     words: dict[str, IsIn] = {
         HEAD: is_last,
