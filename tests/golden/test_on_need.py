@@ -15,7 +15,7 @@ is 0.455; rounds 3 and 4 are without a rise. So rounds 0 to 3 train, and w stays
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -24,46 +24,20 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.cohorts import Everyone
-from fedtide.core.base import Moment, Weights
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn import LocalTrainer, Task
+from fedtide.learn import LocalTrainer
 from fedtide.transforms import apply
 from fedtide.transforms.on_need import Need, OnNeed, decide
 from helpers import quadratics
+from helpers.pulled import ONE, TASK, number
 from helpers.stages import holding
 from helpers.toys import network_of, played, toy, trained_plainly
 
-ONE = torch.ones(1, 1, dtype=torch.float64)
 RULE = OnNeed(fall=0.05, rise=0.2, patience=2)
 W = [1, 1 / 4, -1 / 8, -5 / 16, -13 / 32]
-
-
-class Beside(nn.Module):
-    """The logits (w, 0)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(1, 1, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        score = self.inner(x)
-        return torch.cat([score, torch.zeros_like(score)], 1)
-
-
-@dataclass(frozen=True)
-class Pull:
-    """(w - t)^2 / 2."""
-
-    def prepare(self, shard):
-        return None, ()
-
-    def value(self, outputs, y, shared, columns):
-        return 0.5 * (outputs[:, 0] - (1 - 2 * y)).square().mean()
-
-
-TASK = Task(Beside, Pull(), torch.float64, begin=Weights({"inner.weight": ONE}), example=ONE)
 
 
 def method(rule=RULE):
@@ -73,15 +47,11 @@ def method(rule=RULE):
 def rounds(algorithm, state, numbers, labels, who=None):
     """State, facts, questions and bytes of each round, while clients hold these labels."""
     fleet = quadratics.fleet_of(algorithm, labels, who)
-    for number in numbers:
-        fleet.begin(Moment(number, 99, 0.0))
-        state, facts = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+    for turn in numbers:
+        fleet.begin(Moment(turn, 99, 0.0))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(turn, "server"))
         asks = {query.ask.question: (query.cost.down, query.cost.up) for query in fleet.queries}
         yield state, facts, asks
-
-
-def number(state) -> float:
-    return float(state.inner.weights.params["inner.weight"])
 
 
 def test_a_phase_ends_when_accuracy_no_longer_rises_and_begins_when_it_changes():

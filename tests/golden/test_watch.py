@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from test_on_need import TASK, number
 
 import fedtide as ft
 from fedtide.cohorts import Everyone
@@ -43,6 +42,7 @@ from fedtide.transforms.windows import (
     variances,
 )
 from helpers import quadratics
+from helpers.pulled import TASK, number
 from helpers.stages import holding
 from helpers.toys import played, toy
 

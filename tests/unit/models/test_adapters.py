@@ -248,18 +248,25 @@ def test_keys_that_do_not_go_together(options, line):
         ),
         ({"path": "{empty}"}, r"^model\.path: .*: found no model; nothing is downloaded"),
         ({"path": "{damaged}"}, r"^model: .*: damaged or not a model that transformers reads"),
+        ({"path": "empty.gguf"}, r"^model\.path: .*empty\.gguf: damaged or not a GGUF file that transformers reads"),
+        ({"path": "two"}, r"^model\.path: two: found '2 models', allowed: one, such as path = 'two/a'"),
         ({"path": "{bert}", "head": "next-token"}, r"has no weights 'cls\..*' for the logits of the next token"),
     ],
 )
 def test_a_model_that_is_not_there(options, line, tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("FEDTIDE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "empty.gguf").write_bytes(b"GGUF")
+    for name in "ab":
+        save(tmp_path / "two" / name)
     save(tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no weights")
     options = {key: value.format(empty="empty", damaged="damaged", bert=folder) for key, value in options.items()}
     with pytest.raises(FedtideError, match=line) as refusal:
         Transformer(**options).build((STEPS,), 3)
     assert "\n" not in str(refusal.value)
+    assert not any((tmp_path / "cache").rglob("*.json"))  # nothing half-written
 
 
 def test_rows_longer_than_the_context(folder):
