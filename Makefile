@@ -4,8 +4,8 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 
 # Tests run as many processes as there are cores: each has one thread, and loads what another has compiled.
-test coverage portable faults deployed flower: export OMP_NUM_THREADS = 1
-test coverage portable faults deployed flower: export PYTHONDONTWRITEBYTECODE =
+test coverage portable faults deployed flower language: export OMP_NUM_THREADS = 1
+test coverage portable faults deployed flower language: export PYTHONDONTWRITEBYTECODE =
 
 # What tests write lies in memory where there is room: they would wait for a disk ten thousand times, and what is killed
 # dies at its work and not nearly always while it waits.
@@ -13,7 +13,7 @@ ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { pri
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
 
-.PHONY: env demo test coverage portable faults deployed flower lint docs examples wheel pins bench bench-peers clean help
+.PHONY: env demo test coverage portable faults deployed flower language lint docs examples wheel pins bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
@@ -23,6 +23,7 @@ help:
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
 	@echo "make deployed  play with real processes on this machine, with TLS, keys and many kills, about twenty minutes"
 	@echo "make flower  play on a SuperLink with TLS and three SuperNodes of Flower, two to three minutes"
+	@echo "make language  run the tests of language models, with what these need, a minute"
 	@echo "make lint   formatting, types, order of imports, dead code, names and sentences"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -49,15 +50,16 @@ env: .venv/.installed
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
-# Flower wants versions of its own of what others use, so it has an environment that looks into the other one.
-.venv/flower/.installed: pyproject.toml .venv/.developing
-	@echo "installing what apps for Flower need, about a minute"
-	@$(BIN)/python -m venv .venv/flower
+# Flower wants versions of its own of what others use, and most who work here need no language models. So each has an
+# environment that looks into the other one.
+.venv/flower/.installed .venv/language/.installed: .venv/%/.installed: pyproject.toml .venv/.developing
+	@echo "installing what $* needs, about a minute"
+	@$(BIN)/python -m venv .venv/$*
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
-		> "$$(.venv/flower/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-base.pth"
-	@.venv/flower/bin/python -m pip install --quiet --disable-pip-version-check \
-		"$$($(BIN)/python -c 'import tomllib; \
-		print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["flower"][0])')"
+		> "$$(.venv/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-base.pth"
+	@.venv/$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		$$($(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"])')
 	@touch $@
 
 .venv/.documenting: .venv/.installed
@@ -104,6 +106,10 @@ deployed: .venv/.developing
 FLOWER ?=
 flower: .venv/flower/.installed
 	.venv/flower/bin/python -m pytest -n 0 tests/flower $(FLOWER)
+
+# Files whose tests are skipped without the extra `language`.
+language: .venv/language/.installed
+	.venv/language/bin/python -m pytest -n 0 $$(grep -rl "helpers.language" tests --include="test_*.py")
 
 # Pages and packages whose names and sentences are checked.
 PROSE := src/fedtide docs README.md CONTRIBUTING.md
