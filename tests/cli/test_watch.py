@@ -62,13 +62,14 @@ def test_each_alarm_is_told_to_a_command_once(alarmed, here, capsys):
     told = [json.loads(line) for line in (here / "told.jsonl").read_text().splitlines()]
     assert [alarm["kind"] for alarm in told] == ["inputs", "predictions", "labels", "meaning"]
     assert {alarm["round"] for alarm in told} == {2}
-    (alarmed / "watch.json").unlink()
+    (folder_of(alarmed) / "watch.json").unlink()
     capsys.readouterr()
     assert done("watch", alarmed, "--on-alarm", f"{sys.executable} -c \"import sys; sys.exit('no mail')\"") == 0
-    assert capsys.readouterr().out.count("ended with status 1 no mail") == 4
-    (alarmed / "watch.json").unlink()
-    assert done("watch", alarmed, "--on-alarm", "/nowhere/mail") == 0
-    assert capsys.readouterr().out.count("/nowhere/mail cannot be run (No such file or directory)") == 4
+    assert capsys.readouterr().out.count("ended with status 1 no mail; it is told again with the next window") == 1
+    assert not (folder_of(alarmed) / "watch.json").exists()
+    assert "found '/nowhere/mail', allowed: a program that can be run" in refused(
+        capsys, here, "watch", alarmed, "--on-alarm", "/nowhere/mail"
+    )
 
 
 def test_it_follows_a_run_until_its_last_round(alarmed, capsys, monkeypatch):
@@ -118,7 +119,7 @@ def test_what_cannot_be_watched_is_one_line(alarmed, here, capsys):
     (alarmed / "watch.html").write_text("mine")
     assert "watch.html" in refused(capsys, here, "watch", alarmed)
     (alarmed / "watch.html").unlink()
-    (alarmed / "watch.json").write_text("[]")
+    (folder_of(alarmed) / "watch.json").write_text("[]")
     assert done("watch", alarmed, "--on-alarm", "true") == 2
     assert "watch.json: damaged" in capsys.readouterr().err
     record = folder_of(alarmed) / "rounds.jsonl"

@@ -157,6 +157,31 @@ def test_inputs_have_the_variance_of_their_mean_and_squares():
     assert variances(mean, layout, "inputs", 100).tolist() == pytest.approx([0.16, 0.1875], abs=1e-12)
 
 
+def test_an_hour_when_nobody_is_there_does_not_keep_the_others_waiting():
+    """Nobody is there by night. By day four windows: three are the reference, and the fourth is compared with them."""
+    group = Group.begin(TWO, 2, 3)
+    for _ in range(3):
+        group, line = look(group, window((10, 100, 50), labels=80), 0, TWO)
+        assert line["unknown"] == ["reference"]
+    group, line = look(group, window((10, 100, 50), labels=80), 0, TWO)
+    assert "labels" in line["far"]
+    # The first window of the night begins its reference, and takes no score of the day away.
+    group, line = look(group, window((10, 100, 50), labels=20), 1, TWO)
+    assert line["unknown"] == ["reference"]
+    assert len(group.scores["labels"]) == 4
+
+
+def test_one_row_of_a_thousand_is_no_drift_of_a_model_that_is_always_right():
+    """An accuracy of 1 has no variance, so two rows of the window are taken for wrong: 1 of 1000 is within chance."""
+    group = Group.begin(TWO, 1, 10)
+    for _ in range(10):
+        group, _ = look(group, window((18, 1000, 1000), labels=500), 0, TWO)
+    _, line = look(group, window((18, 1000, 999), labels=500), 0, TWO)
+    assert line["error"] == pytest.approx((2 / 1000 / 1000) ** 0.5)
+    assert line["far"]["meaning"]["score"] < FAR
+    assert line["unknown"] == line["alarms"] == []
+
+
 def test_a_window_is_compared_with_those_of_its_phase():
     """By day class 0 has 80 rows of 100, by night 20: neither is drift. Without a period day is far from the mean."""
     by_day, by_night = window((10, 100, 50), labels=80), window((10, 100, 50), labels=20)
@@ -164,7 +189,8 @@ def test_a_window_is_compared_with_those_of_its_phase():
     for _ in range(3):
         group, _ = look(group, by_day, 0, TWO)
         group, _ = look(group, by_night, 1, TWO)
-    assert not group.learns
+    assert not group.learns(0)
+    assert not group.learns(1)
     assert compare(by_day, group, 0, TWO, "labels").score < 0
     assert compare(by_night, group, 0, TWO, "labels").score > FAR
 

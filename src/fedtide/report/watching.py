@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, printable, unknown
+from fedtide.core.errors import UNREADABLE, FedtideError, printable, refused, unknown
 from fedtide.core.record import ALARMS, STOPPED, read_rounds
 from fedtide.draw import figures
 from fedtide.draw.html import MARK, render, to_pictures
@@ -86,6 +87,11 @@ class Watched:
         except UNREADABLE as error:
             raise FedtideError(f"{self.run.folder / ALARMS}: damaged ({printable(error)})") from None
 
+    def since(self, lines: Sequence[dict[str, Any]]) -> str:
+        """Say which rounds came after the last window, because a model that trains for an alarm is not watched."""
+        last, played = lines[-1]["round"] + 1 if lines else 0, len(read_rounds(self.run.folder))
+        return f" {counted(played - last, 'round')} of training came after it." if lines and played > last else ""
+
     @property
     def is_over(self) -> bool:
         """Tell whether no round comes any more."""
@@ -150,7 +156,7 @@ def table_of(lines: Sequence[dict[str, Any]]) -> Table:
         unsure = ", ".join(line["unknown"])
         alarms = "; ".join(line["alarms"])
         rows.append([str(line["round"] + 1), str(line["rows"]), estimate, accuracy, *scores, unsure, alarms])
-    return Table(["window", "rows", "estimate", "accuracy", *KINDS, "not known", "alarms"], rows)
+    return Table(["window", "rows", "estimate", "accuracy", *KINDS, "unsure because", "alarms"], rows)
 
 
 def group_table(line: dict[str, Any]) -> Table | None:
@@ -187,19 +193,23 @@ def draw(lines: Sequence[dict[str, Any]]) -> figures.Drawn | None:
         scores = np.array([line["scores"].get(kind, np.nan) for line in counted_lines])
         if np.isfinite(scores).any():
             look = figures.look(number + 2)  # a color has one meaning
-            below.plot(x, scores, color=look.color, ls=look.dashes, lw=1.5, label=kind)
-    below.axhline(FAR, color=figures.OWN_COLOR, lw=0.9, ls=(0, (1, 2)), label="unlike the reference")
-    alarmed = [line["round"] + 1 for line in counted_lines if line["alarms"]]
+            # The first ones are the widest, so that others that have the same scores do not hide them.
+            below.plot(x, scores, color=look.color, ls=look.dashes, lw=3.2 - 0.6 * number, label=kind)
+    below.axhline(FAR, color=figures.OWN_COLOR, lw=0.9, ls=(0, (1, 2)), label="limit: unlike the reference")
+    alarmed = [line for line in counted_lines if line["alarms"]]
+    references = [line["round"] + 1 for line in counted_lines if "reference" in line["unknown"]]
     for axes in (above, below):
-        figures.mark_events(axes, alarmed)
+        figures.mark_events(axes, [line["round"] + 1 for line in alarmed])
+        for place in references:
+            axes.axvspan(place - 0.5, place + 0.5, color=figures.OWN_COLOR, alpha=0.08, lw=0,
+                         label="reference" if place == references[0] else None)  # fmt: skip
     if alarmed:
-        low = below.get_ylim()[0]
-        below.plot(
-            alarmed, [low] * len(alarmed), color="#B00020", ls="", marker="^", ms=7, clip_on=False, label="alarm"
-        )
+        highest = [max(line["scores"].values(), default=0.0) for line in alarmed]
+        places = [line["round"] + 1 for line in alarmed]
+        below.plot(places, highest, color="#B00020", ls="", marker="^", ms=7, clip_on=False, label="alarm")
     below.set_ylabel("score of drift")
     for axes in (above, below):
-        figures.over_rounds(axes, min(int(x[0]), int(x[-1]) - 1), int(x[-1]))
+        figures.over_rounds(axes, min(int(x[0]), int(x[-1]) - 1), int(x[-1]) + 1 + len(x) // 40)
     above.set_xlabel("")
     below.set_xlabel("window")
     figures.small_legend(above)
@@ -220,7 +230,7 @@ def write_page(root: Path, runs: Sequence[Watched]) -> Path:
         lines = one.lines
         last: dict[str, Any] = lines[-1] if lines else {}
         parts.append({
-            "title": one.run.title, "headline": headline(one, lines),
+            "title": one.run.title, "headline": headline(lines, one.alarms) + one.since(lines),
             "alarms": [f"window {alarm['round'] + 1}: {alarm['text']}" for alarm in one.alarms[-SHOWN:]],
             "pictures": to_pictures([("Accuracy and drift", CAPTION, draw(lines))], one.run.title),
             "groups": group_table(last), "windows": table_of(lines[::-1][:SHOWN]),
@@ -237,7 +247,8 @@ def write_page(root: Path, runs: Sequence[Watched]) -> Path:
 
 CAPTION = (
     "Above, the accuracy that confidences tell, and the accuracy counted where labels were. Below, how far each window "
-    "is from the reference: without drift a score is about 0 ± 1."
+    "is from the reference: without drift a score is about 0 ± 1, and lower if the same rows come each time. In words, "
+    "± is one standard error."
 )
 
 
@@ -248,16 +259,17 @@ def unseen(rule: Watch) -> str:
     return "Labels of later windows are not counted. If the same inputs mean other labels, nothing here can tell."
 
 
-def headline(one: Watched, lines: Sequence[dict[str, Any]]) -> str:
+def headline(lines: Sequence[dict[str, Any]], alarms: Sequence[dict[str, Any]]) -> str:
     """Say in a sentence how the last window was.
 
     Args:
-        one: the run.
-        lines: of its record.
+        lines: of the record, up to this window.
+        alarms: of the run.
     """
     if not lines:
         return "No window is counted yet."
-    last, many = lines[-1], counted(len(one.alarms), "alarm")
+    last = lines[-1]
+    many = counted(sum(alarm["round"] <= last["round"] for alarm in alarms), "alarm")
     if not last["rows"]:
         return f"Window {last['round'] + 1}: {last['refused'] or 'no rows'}; {many} so far."
     if "reference" in last["unknown"]:
@@ -272,33 +284,36 @@ def headline(one: Watched, lines: Sequence[dict[str, Any]]) -> str:
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
-def tell_command(root: Path, runs: Sequence[Watched], command: str) -> Iterator[str]:
+def tell_command(runs: Sequence[Watched], command: str) -> Iterator[str]:
     """Run a command for each alarm that it was not told, with the alarm as JSON on its standard input; yield failures.
 
-    A process that is killed in between tells the last alarm again.
+    An alarm is told if the command ends with status 0. A process that is killed in between tells the last alarm again.
 
     Raises:
         FedtideError: the file of what was told is damaged.
     """
     words = command_of(command)
-    counts = _read_told(root)
     for one in runs:
-        name = one.run.folder.relative_to(one.run.folder.parents[1]).as_posix()
-        name = f"{one.run.point}/{name}" if one.run.point else name
-        for alarm in one.alarms[counts.get(name, 0) :]:
-            line = {"run": str(one.run.folder), **alarm}
+        last, rounds = _read_told(one.run.folder), [alarm["round"] for alarm in one.alarms]
+        for number, alarm in enumerate(one.alarms):
+            place = alarm["round"], rounds[:number].count(alarm["round"])
+            if place <= last:
+                continue
+            line, fault = {"run": str(one.run.folder), **alarm}, ""
             try:
                 done = subprocess.run(words, input=json.dumps(line) + "\n", text=True, capture_output=True,
                                       timeout=PATIENCE, check=False)  # fmt: skip
                 if done.returncode:
                     why = done.stderr.strip().splitlines()[-1:] or [""]
-                    yield f"--on-alarm: {words[0]} ended with status {done.returncode} {why[0]}".rstrip()
+                    fault = f"ended with status {done.returncode} {why[0]}".rstrip()
             except subprocess.TimeoutExpired:
-                yield f"--on-alarm: {words[0]} was ended after {PATIENCE:.0f} s"
+                fault = f"was ended after {PATIENCE:.0f} s"
             except OSError as error:
-                yield f"--on-alarm: {words[0]} cannot be run ({error.strerror})"
-            counts[name] = counts.get(name, 0) + 1
-            write_text(root / TOLD, json.dumps(counts) + "\n")
+                fault = f"cannot be run ({error.strerror})"
+            if fault:
+                yield f"--on-alarm: {words[0]} {fault}; it is told again with the next window"
+                break
+            write_text(one.run.folder / TOLD, json.dumps(place) + "\n")
 
 
 def command_of(command: str) -> list[str]:
@@ -313,17 +328,20 @@ def command_of(command: str) -> list[str]:
         raise FedtideError(f"--on-alarm: found {command!r}, allowed: a command with arguments ({error})") from None
     if not words:
         raise FedtideError("--on-alarm: found '', allowed: a command with arguments")
+    if shutil.which(words[0]) is None:
+        raise refused("--on-alarm", words[0], "a program that can be run")
     return words
 
 
-def _read_told(root: Path) -> dict[str, int]:
-    """Return how many alarms of each run were told to a command."""
-    path = root / TOLD
+def _read_told(folder: Path) -> tuple[int, int]:
+    """Return the round of the last alarm of a run that a command was told, and its place among those of the round."""
+    path = folder / TOLD
     if not path.is_file():
-        return {}
+        return -1, 0
     try:
-        return {str(name): int(count) for name, count in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (*UNREADABLE, AttributeError) as error:
+        number, place = json.loads(path.read_text(encoding="utf-8"))
+        return int(number), int(place)
+    except (*UNREADABLE, TypeError) as error:
         raise FedtideError(f"{path}: damaged ({printable(error)}); remove it to tell all alarms again") from None
 
 
@@ -343,7 +361,7 @@ def follow(root: Path, runs: Sequence[Watched], screen: Any, *, command: str | N
     if command is not None:
         command_of(command)
     printed = {one.run.folder: 0 for one in runs}
-    alarmed = dict(printed)
+    alarmed, page = dict(printed), root / PAGE
     if not again:
         for one in runs:
             print_table(table_of(one.lines[-LAST:]), screen, one.run.title)
@@ -355,14 +373,14 @@ def follow(root: Path, runs: Sequence[Watched], screen: Any, *, command: str | N
             lines, alarms = one.lines, one.alarms
             if again and (fresh := lines[printed[one.run.folder] :]):
                 for number in range(len(fresh)):
-                    say(f"{one.run.title}: {headline(one, fresh[: number + 1])}", screen)
+                    say(f"{one.run.title}: {headline(fresh[: number + 1], alarms)}", screen)
             for alarm in alarms[alarmed[one.run.folder] :]:
                 say(f"alarm: {one.run.title}: window {alarm['round'] + 1}: {alarm['text']}", screen)
             is_new |= len(lines) > printed[one.run.folder] or len(alarms) > alarmed[one.run.folder]
             printed[one.run.folder], alarmed[one.run.folder] = len(lines), len(alarms)
-        if is_new or not (root / PAGE).is_file() or over:
-            page = write_page(root, runs)
-            for line in tell_command(root, runs, command) if command is not None else ():
+        if is_new or not page.is_file() or over:
+            write_page(root, runs)
+            for line in tell_command(runs, command) if command is not None else ():
                 say(line, screen)
         if over or not again or screen.quiet:
             return page

@@ -14,7 +14,9 @@ a change of their meaning is told, too; without them nothing can tell of it.
 Choices:
     - ours: validation rows are counted, of a client without any its training rows, as in `on-need`.
     - ours: inputs are `tanh(x / 2)` of each column and its square, of more than `COLUMNS` columns along `DIRECTIONS`
-      random directions. Tokens are not compared.
+      random directions. So columns have to be scaled. Tokens are not compared.
+    - ours: a slot is the same group for ever. If clusters are made anew and there are as many as before, their
+      references are of others, and alarms of groups may be false.
     - ours: with `period` a window is compared with those of its phase, so that a rhythm is no drift.
     - ours: if the model is trained between windows, predictions are not compared, because they change by training.
       Confidence is calibrated by the last windows, and not by the first ones.
@@ -111,6 +113,8 @@ class Watch(Transform):
         task = algorithm.options.get("task", algorithm.task)
         if task is None or task.target != CLASSES:
             return "it predicts no classes, so it has no confidence"
+        if self.train == "always" and self.labels == "first":
+            return 'training changes its confidence, so labels = "first" soon tells nothing; allowed: "always", "never"'
         return ""
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
@@ -151,8 +155,8 @@ class Watch(Transform):
     def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Watched, dict[str, Any]]:
         """Ask for the counts of a window; return what is known then, and facts of the window."""
         watched: Watched = state.own
-        clients = fleet.reachable
-        learns = not watched.groups or watched.groups[0].learns
+        clients, phase = fleet.reachable, fleet.moment.round % self.period
+        learns = not watched.groups or watched.groups[0].learns(phase)
         asks_labels = self.labels == "always" or (self.labels == "first" and learns)
         payload, slot = algorithm.serve(state.inner, clients)
         sent = each_slot(payload, {"slot": slot}, lambda part: {"served": part, "labels": asks_labels})
@@ -165,14 +169,14 @@ class Watch(Transform):
             return watched, {"watch": {"rows": 0}}
         task = algorithm.options["task"]
         layout = layout_of(whole, task)
-        if (why := odd(whole, layout)) or whole[-1] > self.rows * len(reply.clients) + ROOM:
+        why = next(filter(None, (odd(window, layout) for window in windows if window is not None)), "")
+        if why or whole[-1] > self.rows * len(reply.clients) + ROOM:
             return watched, {"watch": {"rows": 0, "refused": why or "more rows than clients may count"}}
         every = [whole, *(windows if slot is not None else ())]
         groups = watched.groups
-        if len(groups) != len(every):  # the first window, or clusters were made anew
+        if len(groups) != len(every):  # the first window, or another number of clusters
             whole_group = groups[:1] or (Group.begin(layout, self.period, self.windows),)
             groups = (*whole_group, *(Group.begin(layout, self.period, self.windows) for _ in every[1:]))
-        phase = fleet.moment.round % self.period
         lines: list[Any] = []
         after = list(groups)
         for number, window in enumerate(every):

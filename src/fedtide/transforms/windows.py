@@ -8,7 +8,7 @@ them: the window t, and the reference, R windows that come first.
 | `h_b`, `r_b` | share of a window's rows whose top confidence is in bin b, and share that is in b and right |
 | `a_b` | calibration: `sum r_b / sum h_b` over the reference, the center of b if no row was there |
 | estimate | `sum_b h_b a_b`, with the h of window t |
-| its error | `sqrt(sum_b h_b^2 a_b (1 - a_b) / N_b + q sum_b h_b a_b (1 - a_b) / n)` |
+| its error | `sqrt(sum_b h_b^2 a_b (1 - a_b) / N_b + q max(sum_b h_b a_b (1 - a_b), 2 / n) / n)` |
 | `n`, `N`, `N_b` | rows of the window, of the reference, of the reference in b |
 | `x_j`, `v_j` | mean of a number j in a window, and its variance over rows of the reference |
 | `f_j` | variance of x_j between windows of the reference, in units of `v_j / n`: at least 1, moderated over j |
@@ -27,6 +27,7 @@ Choices:
     - ours: scores, not numbers, go to the detector. They are about standard normal without drift, whatever is watched.
     - ours: the limit is `LIMIT + log(streams) / (2 SLACK)`, so that false alarms of all streams together stay as rare.
     - ours: a share is as uncertain as if two rows of the window were expected in it, because rare ones are not normal.
+      So is an accuracy of nearly 1.
 """
 
 import math
@@ -105,7 +106,7 @@ class Group:
 
     Args:
         reference: (phases, R, size + 1) float64: windows with the number of their rows behind; no rows, not there yet.
-        recent: (windows, size + 1) last windows with labels, if the model is trained in between; else none.
+        recent: (windows, size + 1) last windows, if the model is trained in between; else none.
         scores: by kind, scores since its last alarm.
     """
 
@@ -119,10 +120,9 @@ class Group:
         empty = torch.zeros(phases, windows, layout.size + 1, dtype=torch.float64)
         return Group(empty, empty[0, :0])
 
-    @property
-    def learns(self) -> bool:
-        """Whether windows of the reference are not there yet."""
-        return bool((self.reference[..., -1] == 0).any())
+    def learns(self, phase: int) -> bool:
+        """Tell whether windows of a phase are not there yet. In an hour when nobody is there they never are."""
+        return bool((self.reference[phase, :, -1] == 0).any())
 
 
 def centers() -> Tensor:
@@ -162,7 +162,7 @@ class Calibration:
         """
         spread = self.right * (1 - self.right)
         calibrating = (confidence.square() * spread / self.rows.clamp(min=1)).sum()
-        chance = self.factor * (confidence * spread).sum() / rows
+        chance = self.factor * (confidence * spread).sum().clamp(min=RARE / rows) / rows
         return float(confidence @ self.right), math.sqrt(float(calibrating + chance))
 
     def unseen(self, confidence: Tensor) -> float:
@@ -184,7 +184,7 @@ def calibrate(windows: Tensor, layout: Layout) -> Calibration | None:
         return None
     share = torch.where(counted > 0, right / counted.clamp(min=1e-12), centers())
     off = (r.sum(1) - h @ share).square() * rows
-    chance = (h * (share * (1 - share))).sum(1).clamp(min=1e-6)
+    chance = torch.maximum((h * (share * (1 - share))).sum(1), RARE / rows.clamp(min=1))
     several = int((rows > 0).sum())
     factor = float((off / chance).sum()) / max(several - 1, 1)
     return Calibration(counted, share, max(factor, 1.0), PRIOR + several - 1)
@@ -216,7 +216,7 @@ def score_of(t: Tensor, degrees: float) -> Far:
 
 
 def numbers_of(windows: Tensor, layout: Layout, kind: str) -> Tensor:
-    """Return the numbers of windows (..., J) whose drift is of a kind; of confidence the mean and its mean square."""
+    """Return the numbers of windows (..., J) whose drift is of a kind; of predictions the last is confidence."""
     places = layout.places
     if kind == "inputs":
         return torch.cat([windows[..., places["inputs"]], windows[..., places["squares"]]], -1)
@@ -361,13 +361,13 @@ def look(
     accuracy = float(window[layout.places["right"]].sum()) if is_labeled else None
     line["accuracy"] = accuracy
     recent = torch.cat([group.recent, window[None]])[-group.reference.shape[1] :] if trains else group.recent
-    if group.learns:
+    if group.learns(phase):
         reference = group.reference.clone()
         free = int((reference[phase, :, -1] > 0).sum())
         if free < reference.shape[1]:
             reference[phase, free] = window
         quiet = torch.zeros(reference.shape[1], dtype=torch.float64)
-        joined = replace(group, reference=reference, recent=recent, scores=dict.fromkeys(KINDS, quiet))
+        joined = replace(group, reference=reference, recent=recent, scores=group.scores or dict.fromkeys(KINDS, quiet))
         return joined, line | {"estimate": None, "far": {}, "unknown": ["reference"], "alarms": []}
     far: dict[str, Far] = {}
     if layout.inputs:
@@ -390,7 +390,9 @@ def look(
             far["meaning"] = score_of(t, calibration.degrees)
             if far["meaning"].score > FAR:
                 unknown.append("not as counted")
-        is_old = not trains or len(group.scores["inputs"]) < group.reference.shape[1]  # calibrated before the drift
+        before = group.scores["inputs"][-len(group.reference[phase]) :]
+        # Whether it was calibrated, at least in part, before the drift.
+        is_old = not trains or len(before) < len(group.reference[phase]) or bool((before <= FAR).any())
         if "inputs" in far and far["inputs"].score > FAR and is_old:
             unknown.append("new inputs")
         if calibration.unseen(confidence) > NEW:
