@@ -11,7 +11,7 @@ from fedtide.cohorts.in_flight import Flight
 from fedtide.core import checkpoint
 from fedtide.core.atomic import append
 from fedtide.core.errors import FEW, FedtideError, refused
-from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_rounds, run_lock, stopped_after
+from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_rounds, rolled_back, run_lock, stopped_after
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
@@ -52,7 +52,7 @@ def roll_back(folder: Path, number: int) -> tuple[Rollback, Path]:
         raise FedtideError(f"{run.folder}: its clients are real; allowed: the folder of its site")
     with run_lock(run.folder):
         config = digest_to_read(run)
-        about = check_open(run.folder, root, number, config=config, rounds=run.experiment.rounds)
+        about = check_open(run.folder, root, config=config, rounds=run.experiment.rounds)
         rollback = check_kept(run.folder, about, number, name=run.method.name, go_on=go_on(root))
         rollback.write(run.folder)
     return rollback, root
@@ -71,21 +71,22 @@ def _find(folder: Path) -> tuple[Path, Planned]:
     return root, matches[0]
 
 
-def check_open(folder: Path, root: Path, number: int, *, config: str | None, rounds: int) -> checkpoint.About:
-    """Return the description of a run's newest checkpoint; raise if it has none, or is over.
+def check_open(folder: Path, root: Path, *, config: str | None, rounds: int) -> checkpoint.About:
+    """Return the description of a run's newest checkpoint; raise if it has none, is over, or its record is damaged.
 
     Args:
         folder: of the run.
         root: its run folder.
-        number: rounds of the model that is wanted.
         config: digest of its configuration; None if that is not known.
         rounds: of the run.
     """
     about = checkpoint.check(folder / "checkpoints", config=config)
     if about is None:
         raise FedtideError(f"{folder}: no round is saved yet, so there is no earlier model")
+    rolled_back(folder)  # raises if its file is damaged
     if about.round >= rounds or stopped_after(folder) is not None:
-        raise FedtideError(f"{folder}: the study is over; allowed: fedtide export {root} --model {number}")
+        kept = " or ".join(map(str, sorted(about.there)))
+        raise FedtideError(f"{folder}: the study is over; allowed: fedtide export {root} --model N, with N {kept}")
     return about
 
 

@@ -29,7 +29,7 @@ def roll_back(site: Site, number: int) -> Rollback:
         hold(file, site.root)
         with run_lock(site.record):
             config = digest_of(site.experiment, site.method, site.seed)
-            about = check_open(site.record, site.run, number, config=config, rounds=site.experiment.rounds)
+            about = check_open(site.record, site.run, config=config, rounds=site.experiment.rounds)
             traits = algorithm_without_rows(site.experiment, site.about.rows).traits
             if traits.keeps or traits.remembers:
                 but = "nodes have what clients kept in later rounds alone"

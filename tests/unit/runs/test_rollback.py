@@ -150,8 +150,11 @@ def test_rollbacks_of_runs_that_are_refused(tmp_path, capsys):
     with run_lock(run.folder), pytest.raises(FedtideError, match="another process"):
         roll_back(root, 1)
     assert not (run.folder / ROLLBACKS).exists()
+    (run.folder / ROLLBACKS).write_text('{"a": 1}\n')
+    assert "rollbacks.jsonl: damaged" in refused(capsys, root, "rollback", root, 1)
+    (run.folder / ROLLBACKS).unlink()
     played(run)
-    with pytest.raises(FedtideError, match=r"the study is over; allowed: fedtide export .*run --model 1"):
+    with pytest.raises(FedtideError, match=r"the study is over; allowed: fedtide export .*run --model N, with N "):
         roll_back(root, 1)
     (run.folder / "asks.jsonl").write_text(json.dumps({"round": 0}) + "\n")
     with pytest.raises(FedtideError, match="its clients are real; allowed: the folder of its site"):
