@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ local = { lr = 0.5, batch_size = 8 }
 def study(folder: Path, head: str = "classification") -> Path:
     """Write a study of texts, with a tiny model beside it."""
     kind, label = ("llama", "") if head == "next-token" else ("bert", 'label = "topic"')
+    metrics = '"perplexity", "bits-per-byte"' if head == "next-token" else ""
     model = save(folder / "model", kind)
     lines = [f"{'sun' if k % 2 else 'moon'} is up good day,{'ab'[k % 2]},c{k % 4}\n" for k in range(48)]
     (folder / "texts.csv").write_text("text,topic,who\n" + "".join(lines))
@@ -50,6 +52,7 @@ def study(folder: Path, head: str = "classification") -> Path:
     file.write_text(f"""
 rounds = 2
 eval_every = 2
+metrics = [{metrics}]
 [data]
 partition = "natural"
 groups = "none"
@@ -149,6 +152,36 @@ def test_adapters_of_next_tokens_in_plain_peft_have_the_logits_of_the_run(next_r
         ours = Trained.read(next_run, "A").model()(x)
         assert not torch.allclose(llama()(input_ids=x).logits, plain)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_perplexity_and_bits_per_byte_are_those_of_a_naive_loop(next_run, root):
+    """The tokens that count are all of a block but padding; a word has the bytes of its letters and a space."""
+    trained = Trained.read(next_run, "A")
+    population = trained.host.population
+    rows, _ = population.pool(population.clients, trained.moment, "test")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "next" / "model", local_files_only=True)
+    loss, count, size = 0.0, 0, 0
+    network = trained.model()
+    for x, y in zip(rows.x, rows.y, strict=True):
+        with torch.no_grad():
+            logp = network(x[None])[0].log_softmax(-1)
+        for step, token in enumerate(y.tolist()):
+            if token != tokenizer.pad_token_id:
+                loss, count = loss - float(logp[step, token]), count + 1
+                size += 0 if token == tokenizer.eos_token_id else len(tokenizer.decode([token])) + 1
+    *_, last = map(json.loads, (trained.run.folder / "rounds.jsonl").read_text().splitlines())
+    scores = last["scores"]["train_clients"]
+    assert scores["rows"] == count
+    assert scores["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-5)
+    assert scores["bits-per-byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
+    assert "bits-per-byte" in (next_run / "report.html").read_text()
+
+
+def test_bits_per_byte_of_classes_are_refused(tmp_path, capsys):
+    file = study(tmp_path)
+    file.write_text(file.read_text().replace("metrics = []", 'metrics = ["bits-per-byte"]'))
+    line = refused(capsys, tmp_path, "run", file, "--out", tmp_path / "run")
+    assert line.endswith("metrics[0]: found 'bits-per-byte', allowed: data.source.kind = \"texts\" without a label")
 
 
 def test_what_has_no_classes_or_texts_is_refused_in_a_line(run, next_run, capsys):
