@@ -13,7 +13,7 @@ from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
 from fedtide.models import LoRA, Python, Transformer, save_adapters
-from helpers.language import WIDTH, adapted, bert, llama, predictor, save, tokens
+from helpers.language import ADAPTERS, WIDTH, adapted, bert, classifier, llama, predictor, save, tokens
 from helpers.toys import played, trained_plainly
 
 peft = pytest.importorskip("peft")
@@ -93,6 +93,22 @@ def test_logits_of_exported_adapters_in_plain_peft_are_ours(tmp_path):
     with torch.no_grad():
         theirs = plain.double().eval()(x)
     torch.testing.assert_close(task.logits(weights, x).double(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_of_a_module_of_ones_own_are_exported_with_its_head(tmp_path):
+    task = Task(lambda: Python(classifier, adapters=ADAPTERS).build((6,), 3))
+    weights = task.init(Rng(0))
+    for value in weights.params.values():
+        value.add_(0.1)  # the second matrix begins at 0
+    count = save_adapters(task.module(weights), tmp_path / "exported")
+    assert count == sum(value.numel() for value in weights.params.values())
+    torch.manual_seed(0)  # which draws every base
+    plain = peft.PeftModel.from_pretrained(classifier((6,), 3), tmp_path / "exported").eval()
+    head = load_file(tmp_path / "exported" / "head.safetensors")
+    plain.base_model.model.load_state_dict(head, strict=False)
+    x = torch.from_numpy(tokens(1)[0])
+    with torch.no_grad():
+        torch.testing.assert_close(task.logits(weights, x), plain(x), rtol=1e-5, atol=1e-6)
 
 
 def test_loss_and_gradient_of_next_tokens_are_those_of_the_library_with_ignored_labels():

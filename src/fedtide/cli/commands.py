@@ -64,7 +64,7 @@ from fedtide.runs import job
 from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
 from fedtide.site import site_commands as deployment
 
-Format = Literal["safetensors", "onnx", "torch-export"]
+Format = Literal["safetensors", "onnx", "torch-export", "peft"]
 """Kinds of `fedtide.runs.export.Format`."""
 
 FULL = ("No space left on device", "Disk quota exceeded", "File too large")
@@ -511,7 +511,8 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, for
             a model that it was evaluated with.
         format: weights by name (safetensors), or a program (torch-export, onnx) that takes rows as the model sees them.
-            It returns log-probabilities, or the columns of another target.
+            It returns log-probabilities, or the columns of another target. Or a folder of adapters that PEFT reads
+            (peft).
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
     from fedtide.config import slug
@@ -548,7 +549,8 @@ def predict(
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
             predicts as in an evaluation.
         rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
-            For a run of series: a file of series, to forecast.
+            For a run of series: a file of series, to forecast. For a run of texts: CSV, Parquet or JSON lines with
+            the column of the text.
         out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
             apostrophe before it.
     """

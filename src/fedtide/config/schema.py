@@ -229,6 +229,23 @@ class AUC:
     kind: Literal["auc"] = "auc"
 
 
+@ingredient
+class Perplexity:
+    """Exponential of the mean loss, of sequences by step: over how many tokens a guess is spread."""
+
+    kind: Literal["perplexity"] = "perplexity"
+
+
+@ingredient
+class BitsPerByte:
+    """Loss in bits of next tokens, by byte of their text, so that models with other tokenizers can be compared.
+
+    It needs `data.source.kind = "texts"` without `label`. The mark of a text's end adds to the loss, and has no bytes.
+    """
+
+    kind: Literal["bits-per-byte"] = "bits-per-byte"
+
+
 class OwnMetric(Strict):
     """A metric of your own: a function of the scores of each evaluation, in short `"module:function"`.
 
@@ -255,7 +272,7 @@ class OwnMetric(Strict):
         return self.name or self.function.rpartition(":")[2]
 
 
-def units_of(metric: MacroF1 | AUC | OwnMetric) -> dict[str, Unit]:
+def units_of(metric: MacroF1 | AUC | Perplexity | BitsPerByte | OwnMetric) -> dict[str, Unit]:
     """Return the numbers of a metric in records, claims and reports, with their units."""
     if isinstance(metric, OwnMetric):
         return {metric.key: metric.unit}
@@ -383,7 +400,8 @@ class Experiment(Strict):
         eval_clients: judge at most so many clients of each kind, drawn once; None means all.
         eval_splits: rows of each evaluation; None means all. "train_clients" and "held_out_clients" are test rows.
             "val" are validation rows (used to pick sweep points; personalizing methods train once more for them).
-        metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", and your own.
+        metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", "perplexity",
+            "bits-per-byte", and your own.
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
             None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
@@ -423,7 +441,12 @@ class Experiment(Strict):
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
     metrics: tuple[
-        Annotated[MacroF1 | AUC | OwnMetric, Field(discriminator="kind"), BeforeValidator(_metric)], ...
+        Annotated[
+            MacroF1 | AUC | Perplexity | BitsPerByte | OwnMetric,
+            Field(discriminator="kind"),
+            BeforeValidator(_metric),
+        ],
+        ...,
     ] = ()
     embedding: Annotated[Embedding | None, Spelled] = None
     stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None

@@ -135,6 +135,29 @@ AUC_BOUND = Metric("auc_bound", _of_pooled("odds", lambda counts: auc(counts)[1]
 """Bound of the error of the AUC, because scores in one bin count as equal."""
 
 
+PERPLEXITY = Metric("perplexity", lambda scores: float(torch.tensor(per_row(scores, scores.loss)).double().exp()))
+"""Exponential of the mean loss of a label, or of a step of a sequence: padding and ignored labels do not count."""
+
+
+def bits_per_byte(sizes: torch.Tensor) -> Metric:
+    """Return the metric of the loss in bits, by byte of the text of the tokens that were to be predicted.
+
+    Models with other tokenizers can be compared by it. Marks, such as the end of a text, add to the loss and have no
+    bytes. NaN without bytes.
+
+    Args:
+        sizes: (tokens,) bytes of each token's text.
+    """
+
+    def of(scores: Scores) -> float:
+        counts = scores.pooled["tokens"]
+        seen = counts.nonzero().flatten()
+        many = float((counts[seen] * sizes[seen]).sum())
+        return float(scores.loss.sum()) / math.log(2) / many if many else math.nan
+
+    return Metric("bits-per-byte", of, needs="tokens")
+
+
 def _mean_of(name: str) -> Callable[[Scores], float]:
     return lambda scores: per_row(scores, scores.sums[name])
 
@@ -181,7 +204,7 @@ OF_TARGETS = {
 BY_WAY = "accuracy_by_"
 """Prefix of accuracies of other ways to combine a method's models, such as `accuracy_by_global`."""
 
-LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
+LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance", "perplexity", "bits-per-byte")
 """Metrics that are errors: claims and tables take the lower one for the better one."""
 
 
@@ -190,8 +213,11 @@ def metrics_for(about: TargetWords) -> tuple[Metric, ...]:
     return (replace(METRICS[0], name=about.score), *METRICS[1:], *(OF_TARGETS[name] for name in about.metrics))
 
 
-SHIPPED: Mapping[str, tuple[Metric, ...]] = {"macro-f1": (MACRO_F1,), "auc": (AUC, AUC_BOUND)}
-"""Metrics that an experiment may ask for by name, each with what is recorded of it."""
+SHIPPED: Mapping[str, tuple[Metric, ...]] = {
+    "macro-f1": (MACRO_F1,), "auc": (AUC, AUC_BOUND), "perplexity": (PERPLEXITY,),
+    "bits-per-byte": (bits_per_byte(torch.zeros(0)),),
+}  # fmt: skip
+"""Metrics that an experiment may ask for by name, each with what is recorded of it; a run gives bytes of tokens."""
 
 
 def summarized(

@@ -187,7 +187,16 @@ def odds(logp: Tensor, y: Tensor) -> Tensor:
     return torch.bincount(cell.flatten(), minlength=2 * BINS * len(classes)).reshape(-1, 2, BINS).double()
 
 
-POOLED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"confusion": confusion, "odds": odds}
+def tokens(logp: Tensor, y: Tensor) -> Tensor:
+    """Count the rows of each class (classes,), such as the tokens that were to be predicted.
+
+    >>> tokens(torch.zeros(3, 4), torch.tensor([1, 3, 1])).tolist()
+    [0.0, 2.0, 0.0, 1.0]
+    """
+    return torch.bincount(y, minlength=logp.shape[-1]).double()
+
+
+POOLED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"confusion": confusion, "odds": odds, "tokens": tokens}
 """Sums by name: (rows, classes) log-probabilities and labels (rows,) -> float64."""
 
 

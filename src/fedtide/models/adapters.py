@@ -4,7 +4,9 @@ The layers are those of PEFT. `fedtide.models.base` says how the base is held.
 """
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -14,7 +16,7 @@ from torch import nn
 from fedtide.core.atomic import check_new, making
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.fields.types import Count, Different, OpenFraction, Positive, ingredient
-from fedtide.models.base import HEAD
+from fedtide.models.base import HEAD, fixed_buffers
 from fedtide.models.branched import in_layer
 
 Names = Annotated[
@@ -103,30 +105,33 @@ def _layers(base: nn.Module) -> list[str]:
     ]
 
 
-def save_adapters(module: nn.Module, folder: Path) -> None:
-    """Write the adapters of a module into a new folder, as PEFT reads it elsewhere.
+def save_adapters(module: nn.Module, folder: Path, about: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Write the adapters of a module into a new folder, as PEFT reads it elsewhere, and count their numbers.
 
     `PeftModel.from_pretrained(base, folder)` puts them on the base. A head that was trained is in `head.safetensors`.
 
     Args:
         module: of a model with adapters, as `Task.module` returns it.
         folder: the folder, which must not be there.
+        about: what the file of adapters says of itself.
 
     Raises:
-        FedtideError: the module has no adapters, or the folder is there.
+        FedtideError: the module has no adapters, its base has statistics that were trained, or the folder is there.
     """
     base: Any = module if hasattr(module, "peft_config") else getattr(module, "base", module)
     settings = getattr(base, "peft_config", None)
     if not settings:
         raise refused("model", "no adapters", "a model with adapters")
+    if norms := set(dict(module.named_buffers())) - fixed_buffers(module):
+        but = "PEFT's folder holds no statistics of normalization"
+        raise refused("model", min(norms), "a base without BatchNorm", but)
     check_new(folder)
-    head = (
-        {} if base is module else {name: value for name, value in module.state_dict().items() if in_layer(name, HEAD)}
-    )
+    head = {name: value for name, value in module.state_dict().items() if in_layer(name, HEAD)}
     state = library("peft", "model.adapters").get_peft_model_state_dict(base)
     with making(folder) as temporary:
         settings["default"].save_pretrained(temporary)
         save_file({f"base_model.model.{name}": value.contiguous() for name, value in state.items()},
-                  temporary / "adapter_model.safetensors", {"format": "pt"})  # fmt: skip
+                  temporary / "adapter_model.safetensors", {**about, "format": "pt"})  # fmt: skip
         if head:
             save_file({name: value.contiguous() for name, value in head.items()}, temporary / "head.safetensors")
+    return sum(value.numel() for value in (*state.values(), *head.values()))

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -335,6 +336,31 @@ def padding_of(tokenizer: Any) -> int:
     """Return the id of padding of a tokenizer: its own, else that of the end of a text."""
     ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(number for number in ids if number is not None)
+
+
+def bytes_of_tokens(tokenizer: Any) -> Tensor:
+    """Return the number of bytes in UTF-8 of each token's text (tokens,); marks have none.
+
+    Tokens of pieces of characters are counted as they are: a token of half a letter has half of its bytes. A token of a
+    word counts with the space that stands before it within a text.
+    """
+    ids = range(len(tokenizer))
+    names = tokenizer.convert_ids_to_tokens([*ids])
+    added = tokenizer.added_tokens_decoder  # they stand in a vocabulary as they are in the text
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
+    is_bytes = decoder.get("type") == "ByteLevel"  # with a letter for each byte
+
+    def size(number: int, name: str | None) -> int:
+        if name is None or number in tokenizer.all_special_ids:
+            return 0
+        if number in added or not is_bytes:
+            if re.fullmatch("<0x[0-9A-F]{2}>", name):
+                return 1
+            once, twice = (tokenizer.decode([number] * k, clean_up_tokenization_spaces=False) for k in (1, 2))
+            return len(twice.encode()) - len(once.encode())
+        return len(name)
+
+    return torch.tensor([size(number, name) for number, name in zip(ids, names, strict=True)], dtype=torch.float64)
 
 
 def padding_in(folder: Path) -> int:

@@ -31,7 +31,7 @@ from fedtide.data.sources.texts import Texts
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
-from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
+from fedtide.evaluate.metrics import SHIPPED, Metric, bits_per_byte, metrics_for
 from fedtide.fields.shapes import fields_of, marks_of
 from fedtide.fields.types import WEIGHTS, IsFile
 from fedtide.fields.user_code import build_part, call, called_itself, imported
@@ -44,7 +44,7 @@ from fedtide.learn.module_check import Embeddings, check_module
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.networks import initialize
-from fedtide.models.transformer import Transformer, check_tokenizer
+from fedtide.models.transformer import Transformer, bytes_of_tokens, check_tokenizer, load_tokenizer
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, check_wire
@@ -250,10 +250,17 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
     """Return the metrics of each evaluation: those of every experiment, and those that this one asks for.
 
     Raises:
-        FedtideError: the module or the function of one cannot be found.
+        FedtideError: the module or the function of one cannot be found, or next tokens are not what is predicted.
     """
     metrics: list[Metric] = []
     for number, setting in enumerate(experiment.metrics):
+        if setting.kind == "bits-per-byte":
+            data = experiment.data
+            if not isinstance(data.source, Texts) or data.source.label is not None:
+                raise refused(f"metrics[{number}]", setting.kind, 'data.source.kind = "texts" without a label')
+            folder = data.source.folder(Path(data.directory) if data.directory else None)
+            metrics.append(bits_per_byte(bytes_of_tokens(load_tokenizer(folder, "data.source.tokenizer"))))
+            continue
         if not isinstance(setting, OwnMetric):
             metrics += SHIPPED[setting.kind]
             continue

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,14 +34,17 @@ from fedtide.data.sources.cells import format_times, read_cells
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV, Features
+from fedtide.data.sources.texts import Texts
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import escape_formula
 from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
+from fedtide.models.adapters import save_adapters
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
+TEXTS = "CSV, Parquet or JSON lines"
 LABEL = "label"
 """Column of a table that is no feature if the run's source names none."""
 
@@ -50,8 +54,9 @@ def predict_file(
 ) -> int:
     """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
 
-    Of other targets the outputs are written: a number in the units of the data, quantiles, or labels. A run of series
-    forecasts the times of a file of series, and the times after its end.
+    Of other targets the outputs are written: a number in the units of the data, quantiles, or labels. A run of texts
+    reads texts from CSV, Parquet or JSON lines. A run of series forecasts the times of a file of series, and the times
+    after its end.
 
     Args:
         trained: the run.
@@ -107,6 +112,14 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     data = trained.run.experiment.data
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
+    if isinstance(source, Texts):
+        check_file(path, TEXTS)
+        x, cut = source.texts_of(path, directory)
+        if not len(x):
+            raise refused(f"{path}: texts", 0, "1 or more")
+        if cut:
+            print(f"fedtide: {path}: {cut} of {len(x)} rows are cut to {source.context} tokens", file=sys.stderr)
+        return prepared(x, torch.int64, data.transforms)
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
         settings = (source.feature_names(directory), source.spelling_in(directory)) if isinstance(source, CSV) else ()
         return as_seen(trained, read_features(path, tuple(rows.shape), *settings))
@@ -228,10 +241,10 @@ def table(logp: Tensor, names: list[str]) -> str:
     return table_of(chances, {"class": [names[best] for best in logp.argmax(1).tolist()]})
 
 
-Format = Literal["safetensors", "onnx", "torch-export"]
-"""Kind of a file: weights by name, or a program with its weights for ONNX or `torch.export.load`."""
+Format = Literal["safetensors", "onnx", "torch-export", "peft"]
+"""Kind of a file: weights by name, a program with its weights for ONNX or `torch.export.load`, or PEFT's folder."""
 
-ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
+ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2", "peft": ".peft"}
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Variable of torch with the folder for compiled code."""
@@ -274,17 +287,20 @@ def export(model: Model, out: Path, format: Format) -> str:
         model: to be written.
         out: the file.
         format: "safetensors" for the weights alone, which `init_from` reads, too; "torch-export" or "onnx" for a
-            program.
+            program; "peft" for a folder with adapters.
 
     Raises:
         FedtideError: several networks predict, a library is missing, or the exported program predicts otherwise.
     """
     parts, about, rows = list(model.parts), dict(model.about), model.rows
-    if format == "safetensors":
+    if format in ("safetensors", "peft"):
         if len(parts) > 1:
             but = f"{len(parts)} networks mixed; allowed: --format torch-export or onnx, or --cluster for one of them"
-            raise FedtideError(f"--format: safetensors holds the weights of one network, and this is {but}")
+            raise FedtideError(f"--format: {format} holds the weights of one network, and this is {but}")
         ((weights, _),) = parts
+    if format == "peft":
+        return f"adapters and head of {save_adapters(module_of(model.task, parts), out, about):,} numbers"
+    if format == "safetensors":
         arrays = {name: value.contiguous().clone() for name, value in (weights.params | weights.buffers).items()}
         try:
             with replacing(out) as file:

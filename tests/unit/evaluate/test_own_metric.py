@@ -155,7 +155,8 @@ def test_a_name_that_is_taken_is_refused(name):
 
 
 @pytest.mark.parametrize(("metric", "said"), [
-    ("", "metrics[0]"), (3, "metrics[0]"), ("f1", "found 'f1', allowed: macro-f1, auc, python"),
+    ("", "metrics[0]"), (3, "metrics[0]"),
+    ("f1", "found 'f1', allowed: macro-f1, auc, perplexity, bits-per-byte, python"),
     ({"function": "mine:cost", "unit": "euro"}, "metrics[0].unit"),
 ])  # fmt: skip
 def test_what_is_no_metric_is_one_line(metric, said):

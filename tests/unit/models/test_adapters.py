@@ -19,7 +19,7 @@ from fedtide.core.trees import same
 from fedtide.learn.fast.stacks import FuncStack
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.task import Task, with_branches
-from fedtide.models import LoRA, Python, Transformer
+from fedtide.models import LoRA, Python, Transformer, save_adapters
 from fedtide.models import transformer as files
 from fedtide.models.base import BaseParameter
 from fedtide.models.networks import Model
@@ -132,6 +132,13 @@ def test_buffers_of_a_base_are_constants_and_statistics_of_normalization_travel(
         task.scratch.check_constants()
     task.scratch.load(weights, train=False)
     task.scratch.check_constants()
+
+
+def test_adapters_on_a_base_with_statistics_are_not_exported(tmp_path):
+    module = Python(Normed, adapters=LoRA(rank=1, targets=("dense",))).build((4,), 3)
+    with pytest.raises(FedtideError, match=r"^model: found 'norm\.num_.*, but PEFT's folder holds no statistics"):
+        save_adapters(module, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 HEAD = ["head.weight", "head.bias"]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.data.rows import Rows
@@ -73,9 +74,10 @@ class Texts(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
-        tokenizer = load_tokenizer(self.folder(directory), "data.source.tokenizer")
+        tokenizer = self._tokenizer(directory)
         name = ", ".join(Path(path).name for path in self.path)
-        cells = self._read([find(path, directory) for path in self.path], name)
+        others = [column for column in (self.label, *self.client, self.domain, self.time) if column is not None]
+        cells = self._read([find(path, directory) for path in self.path], name, others)
         columns: dict[str, Any] = {}
         if self.client:
             names = (self._names(cells, column) for column in self.client)
@@ -87,16 +89,31 @@ class Texts(Loading):
         texts = names_of("text", cells, self.text)
         if self.label is None:
             return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
+        x, cut = self._rows(tokenizer, texts)
+        return replace(from_arrays(name, x, labels_of(cells, self.label), **columns), cut=cut)
+
+    def texts_of(self, path: Path, directory: Path | None) -> tuple[Tensor, int]:
+        """Return the texts of another file as rows of tokens (rows, context), and how many were cut.
+
+        Of its columns that of the text alone is read.
+        """
+        cells = self._read([path], path.name, ())
+        x, cut = self._rows(self._tokenizer(directory), names_of("text", cells, self.text))
+        return torch.from_numpy(x), cut
+
+    def _tokenizer(self, directory: Path | None) -> Any:
+        return load_tokenizer(self.folder(directory), "data.source.tokenizer")
+
+    def _rows(self, tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        """Return a padded row for each text, and how many were cut."""
         tokens = encode(tokenizer, texts, self.context)
         x = padded([row for row, _ in tokens], self.context, padding_of(tokenizer))
-        rows = from_arrays(name, x, labels_of(cells, self.label), **columns)
-        return replace(rows, cut=sum(was_cut for _, was_cut in tokens))
+        return x, sum(was_cut for _, was_cut in tokens)
 
     def _names(self, cells: Cells, column: str) -> list[str]:
         return names_of(column, cells, column)
 
-    def _read(self, paths: Sequence[Path], name: str) -> Cells:
-        others = [column for column in (self.label, *self.client, self.domain, self.time) if column is not None]
+    def _read(self, paths: Sequence[Path], name: str, others: Sequence[str]) -> Cells:
         names = [*dict.fromkeys([self.text, *others])]
         if not any(ending in path.suffixes for path in paths for ending in JSON_LINES):
             return read_cells(paths, names)

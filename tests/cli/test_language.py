@@ -1,0 +1,197 @@
+"""A run of a pretrained model with adapters, used elsewhere: `fedtide export --format peft` and `fedtide predict`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fedtide.runs.trained import Trained
+from helpers.language import llama, save
+from helpers.shell import done, refused
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.usefixtures("here"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # of PEFT itself
+]
+
+TEXTS = ["sun is up", "moon is up bye", "day", "good night moon bye bye bye"]
+METHODS = """
+[[method]]
+name = "A"
+algorithm = "fedavg"
+cohort = 4
+local = { lr = 0.5, batch_size = 8 }
+
+[[method]]
+name = "T"
+algorithm = "fedtem"
+branch_layer = "*"
+prior = "uniform"
+cohort = 4
+local = { lr = 0.5, batch_size = 8 }
+"""
+
+
+def study(folder: Path, head: str = "classification") -> Path:
+    """Write a study of texts, with a tiny model beside it."""
+    kind, label = ("llama", "") if head == "next-token" else ("bert", 'label = "topic"')
+    metrics = '"perplexity", "bits-per-byte"' if head == "next-token" else ""
+    model = save(folder / "model", kind)
+    lines = [f"{'sun' if k % 2 else 'moon'} is up good day,{'ab'[k % 2]},c{k % 4}\n" for k in range(48)]
+    (folder / "texts.csv").write_text("text,topic,who\n" + "".join(lines))
+    file = folder / "study.toml"
+    file.write_text(f"""
+rounds = 2
+eval_every = 2
+metrics = [{metrics}]
+[data]
+partition = "natural"
+groups = "none"
+held_out_clients = {{ clients = 0 }}
+[data.source]
+kind = "texts"
+path = "{folder / "texts.csv"}"
+tokenizer = "{model}"
+client = "who"
+context = 6
+{label}
+[shift]
+who = "always"
+[model]
+kind = "transformer"
+path = "{model}"
+head = "{head}"
+adapters = {{ kind = "lora", rank = 2, alpha = 4.0 }}
+{METHODS}""")
+    return file
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("language")
+
+
+@pytest.fixture(scope="module")
+def run(root) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtide.report.page.pictures_of", lambda record: [])
+        assert done("run", study(root), "--out", root / "run", "--workers", 1) == 0
+    return root / "run"
+
+
+@pytest.fixture(scope="module")
+def next_run(root) -> Path:
+    (root / "next").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtide.report.page.pictures_of", lambda record: [])
+        assert done("run", study(root / "next", "next-token"), "--out", root / "next" / "run", "--workers", 1) == 0
+    return root / "next" / "run"
+
+
+def plainly(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
+    """Probabilities (rows, classes) of an exported folder, by the libraries alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
+    base = transformers.AutoModel.from_pretrained(model, local_files_only=True)
+    network = peft.PeftModel.from_pretrained(base, adapters).eval()
+    x = tokenizer(texts, truncation=True, max_length=6, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = network(input_ids=x["input_ids"], attention_mask=x["attention_mask"]).last_hidden_state
+    counted = x["attention_mask"][..., None]
+    head = load_file(adapters / "head.safetensors")
+    logits = (hidden * counted).sum(1) / counted.sum(1) @ head["head.weight"].T + head["head.bias"]
+    return logits.softmax(-1)
+
+
+@pytest.mark.parametrize("choice", [("--method", "A"), ("--method", "T", "--cluster", "1")])
+def test_predictions_are_those_of_plain_peft_with_the_exported_folder(run, root, choice, capsys):
+    Path("new.csv").write_text("text,other\n" + "".join(f"{text},1\n" for text in TEXTS))
+    with Path("new.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    assert done("export", run, "--format", "peft", *choice, "--out", "adapters") == 0
+    assert "adapters and head of 82 numbers" in capsys.readouterr().out
+    expected = plainly(root / "model", Path("adapters"), TEXTS)
+    for kind in ("csv", "jsonl"):
+        assert done("predict", run, f"new.{kind}", *choice, "--out", f"{kind}.out") == 0
+        # a text of six words has a mark at its begin and end
+        assert f"new.{kind}: 1 of 4 rows are cut to 6 tokens" in capsys.readouterr().err
+        with Path(f"{kind}.out").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        told = torch.tensor([[float(row[f"p {name}"]) for name in "ab"] for row in rows])
+        torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-5)
+        assert [row["class"] for row in rows] == ["ab"[best] for best in expected.argmax(1)]
+    trained = load_file("adapters/adapter_model.safetensors")
+    assert all(value.any() for name, value in trained.items() if "lora_B" in name)  # which begin at 0
+
+
+def test_the_folder_says_what_it_is(run, capsys):
+    assert done("export", run, "--format", "peft", "--method", "A") == 0
+    assert {file.name for file in Path("a-0.peft").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "head.safetensors",
+    }  # fmt: skip
+    with safe_open("a-0.peft/adapter_model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["a", "b"]
+    assert "is a folder" in refused(capsys, Path.cwd(), "export", run, "--format", "peft", "--method", "A")
+
+
+def test_adapters_of_next_tokens_in_plain_peft_have_the_logits_of_the_run(next_run, root):
+    assert done("export", next_run, "--format", "peft", "--method", "A", "--out", "adapters") == 0
+    assert not Path("adapters/head.safetensors").exists()
+    base = transformers.AutoModelForCausalLM.from_pretrained(root / "next" / "model", local_files_only=True)
+    x = torch.tensor([[4, 8, 9, 3, 5, 8]])
+    with torch.no_grad():
+        plain = peft.PeftModel.from_pretrained(base, "adapters").eval()(input_ids=x).logits
+        ours = Trained.read(next_run, "A").model()(x)
+        assert not torch.allclose(llama()(input_ids=x).logits, plain)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_perplexity_and_bits_per_byte_are_those_of_a_naive_loop(next_run, root):
+    """The tokens that count are all of a block but padding; a word has the bytes of its letters and a space."""
+    trained = Trained.read(next_run, "A")
+    population = trained.host.population
+    rows, _ = population.pool(population.clients, trained.moment, "test")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "next" / "model", local_files_only=True)
+    loss, count, size = 0.0, 0, 0
+    network = trained.model()
+    for x, y in zip(rows.x, rows.y, strict=True):
+        with torch.no_grad():
+            logp = network(x[None])[0].log_softmax(-1)
+        for step, token in enumerate(y.tolist()):
+            if token != tokenizer.pad_token_id:
+                loss, count = loss - float(logp[step, token]), count + 1
+                size += 0 if token == tokenizer.eos_token_id else len(tokenizer.decode([token])) + 1
+    *_, last = map(json.loads, (trained.run.folder / "rounds.jsonl").read_text().splitlines())
+    scores = last["scores"]["train_clients"]
+    assert scores["rows"] == count
+    assert scores["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-5)
+    assert scores["bits-per-byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
+    assert "bits-per-byte" in (next_run / "report.html").read_text()
+
+
+def test_bits_per_byte_of_classes_are_refused(tmp_path, capsys):
+    file = study(tmp_path)
+    file.write_text(file.read_text().replace("metrics = []", 'metrics = ["bits-per-byte"]'))
+    line = refused(capsys, tmp_path, "run", file, "--out", tmp_path / "run")
+    assert line.endswith("metrics[0]: found 'bits-per-byte', allowed: data.source.kind = \"texts\" without a label")
+
+
+def test_what_has_no_classes_or_texts_is_refused_in_a_line(run, next_run, capsys):
+    Path("new.csv").write_text("text\nsun\n")
+    Path("none.csv").write_text("text\n")
+    Path("other.csv").write_text("body\nsun\n")
+    assert "rows: found 'sequences', allowed: rows with one label each" in refused(
+        capsys, Path.cwd(), "predict", next_run, "new.csv", "--method", "A"
+    )
+    assert "none.csv" in refused(capsys, Path.cwd(), "predict", run, "none.csv", "--method", "A")
+    assert "other.csv" in refused(capsys, Path.cwd(), "predict", run, "other.csv", "--method", "A")
+    assert "new.txt: no such file" in refused(capsys, Path.cwd(), "predict", run, "new.txt", "--method", "A")
+    assert not Path("predictions.csv").exists()
