@@ -105,7 +105,7 @@ def _layers(base: nn.Module) -> list[str]:
     ]
 
 
-def save_adapters(module: nn.Module, folder: Path, about: Mapping[str, str] = MappingProxyType({})) -> int:
+def save_adapters(module: nn.Module, folder: Path | str, about: Mapping[str, str] = MappingProxyType({})) -> int:
     """Write the adapters of a module into a new folder, as PEFT reads it elsewhere, and count their numbers.
 
     `PeftModel.from_pretrained(base, folder)` puts them on the base. A head that was trained is in `head.safetensors`.
@@ -118,6 +118,7 @@ def save_adapters(module: nn.Module, folder: Path, about: Mapping[str, str] = Ma
     Raises:
         FedtideError: the module has no adapters, its base has statistics that were trained, or the folder is there.
     """
+    folder = Path(folder)
     base: Any = module if hasattr(module, "peft_config") else getattr(module, "base", module)
     settings = getattr(base, "peft_config", None)
     if not settings:

@@ -276,17 +276,24 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     hold(model).train()
     tokens = model.get_input_embeddings().num_embeddings
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**20
-    about = About(config.hidden_size, longest, tokens, padding_in(folder), _is_causal(model))
+    about = About(config.hidden_size, longest - _unused_positions(model), tokens, padding_in(folder), _is_causal(model))
     if with_logits and not about.causal:
         raise refused(what, config.model_type, "a model whose steps see no later one, for head 'next-token'")
     return model, about
+
+
+def _unused_positions(model: nn.Module) -> int:
+    """Count the positions before the first token, which models like RoBERTa keep for padding."""
+    layers = {name.rsplit(".", 1)[-1]: layer for name, layer in model.named_modules()}
+    padding = getattr(layers.get("position_embeddings"), "padding_idx", None)
+    return 0 if padding is None else padding + 1
 
 
 @torch.no_grad()
 def _is_causal(model: nn.Module) -> bool:
     """Tell whether the first of two tokens has the same features whatever the second is."""
     hidden = model(input_ids=torch.tensor([[0, 0], [0, 1]]), output_hidden_states=True).hidden_states[-1]
-    return bool(torch.equal(hidden[0, 0], hidden[1, 0]))
+    return bool(torch.allclose(hidden[0, 0], hidden[1, 0], rtol=1e-4, atol=1e-5))
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -85,8 +85,8 @@ def check_open(folder: Path, root: Path, *, config: str | None, rounds: int) -> 
         raise FedtideError(f"{folder}: no round is saved yet, so there is no earlier model")
     rolled_back(folder)  # raises if its file is damaged
     if about.round >= rounds or stopped_after(folder) is not None:
-        kept = " or ".join(map(str, sorted(about.there)))
-        raise FedtideError(f"{folder}: the study is over; allowed: fedtide export {root} --model N, with N {kept}")
+        numbers = " or ".join(map(str, sorted(about.there)))
+        raise FedtideError(f"{folder}: the study is over; allowed: fedtide export {root} --model N, with N {numbers}")
     return about
 
 
