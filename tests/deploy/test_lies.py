@@ -23,7 +23,7 @@ SAID = {
     "nan": "refused: ",
     "shape": "refused: ",
     "weight": "refused: ",
-    "version": "refused: it speaks version 4 of the protocol, and the server version 0",
+    "version": "refused: it speaks version 5 of the protocol, and the server version 0",
     "lost": "refused: its memory of round 0 is gone from the node; restore its folder",
     "large": "",
 }
