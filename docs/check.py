@@ -1,6 +1,6 @@
 """Runs the examples of the documentation: python docs/check.py [PAGE ...]
 
-Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
+Each page has a folder and a Python session of its own, and as many pages run as there are cores. In the folder are the files of docs/examples and every block of
 any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
 valid experiment, or become one with BASE. Its population must be possible, unless its data are not here.
 Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out. Examples of the reference are
@@ -10,6 +10,7 @@ doctests of the package, and run with its tests.
 from __future__ import annotations
 
 import doctest
+import io
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 
 from fedtide.config import from_dict, read
@@ -40,7 +44,7 @@ def check(page: Path) -> int:
         kind, title = head.split()[0], TITLE.search(head)
         if ".norun" in head:
             continue
-        print(f"  {kind} {title[1] if title else body.splitlines()[0][:60]}", flush=True)
+        print(f"  {kind} {title[1] if title else body.splitlines()[0][:60]}")
         if kind == "pycon":
             _doctest(page, body, session)
         elif kind == "python" and not title:
@@ -95,16 +99,23 @@ def _commands(body: str) -> None:
 
 def main(names: list[str]) -> None:
     """Check some pages, or all."""
+    pages = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "reference")
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for page in as_completed([pool.submit(check_alone, page) for page in [DOCS / name for name in names] or pages]):
+            print(page.result(), end="", flush=True)
+
+
+def check_alone(page: Path) -> str:
+    """Run a page's blocks in a folder of their own, and return what is to be printed."""
     sys.path.insert(0, "")
     sys.dont_write_bytecode = True
-    pages = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "reference")
-    for page in [DOCS / name for name in names] or pages:
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            print(page.name, flush=True)
-            count = check(page)
-            os.chdir(DOCS)
-        print(f"  {count} blocks run", flush=True)
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
+        os.chdir(folder)
+        print(page.name)
+        print(f"  {check(page)} blocks run")
+        os.chdir(DOCS)
+    return said.getvalue()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from fedtide.report import watching
+from fedtide.api import watching
+from fedtide.laws.case import toy
+from fedtide.runs.preflight import preflight
 from fedtide.transforms import windows
 from helpers.shell import done, refused
 from helpers.studies import A, finished, lines_of, run_of, study
@@ -44,6 +46,11 @@ def test_windows_alarms_and_the_page(alarmed, capsys):
     assert page.count('class="alarm"') == 4
     assert "accuracy, %" in page
     assert "http-equiv" not in page  # the run is over
+
+
+def test_a_note_says_that_nobody_trained_the_model_that_is_watched():
+    notes = preflight(toy("fedavg", {"transforms": [{"kind": "watch", "train": "never"}]})).notes
+    assert "method 'toy (watched, trains never)': a random model is watched, because no init_from names one" in notes
 
 
 def test_clusters_have_a_table_of_their_own(here, monkeypatch, capsys):
@@ -124,4 +131,4 @@ def test_what_cannot_be_watched_is_one_line(alarmed, here, capsys):
     assert "watch.json: damaged" in capsys.readouterr().err
     record = folder_of(alarmed) / "rounds.jsonl"
     record.write_text(record.read_text().replace('"rows": ', '"rows": "x', 1).replace('"x', '"x", "y": ', 1))
-    assert "rounds.jsonl: damaged" in refused(capsys, here, "watch", alarmed)
+    assert "rounds.jsonl: line 1 is damaged" in refused(capsys, here, "watch", alarmed)

@@ -10,9 +10,10 @@ import torch
 
 from fedtide.clusters.representation import Embedding
 from fedtide.core.base import Moment, Weights
+from fedtide.core.errors import FedtideError
 from fedtide.core.trees import children, is_node
 from fedtide.laws import every
-from fedtide.laws.case import Case
+from fedtide.laws.case import Case, played
 from helpers.language import GATED, adapted, predicting
 
 pytest.importorskip("peft")
@@ -24,6 +25,8 @@ METHODS = {
 }  # fmt: skip
 """One model, memory, clusters, branches of the head, a mixture, and branches that are adapters."""
 NEXT = "fedavg", "fedtem", "ifca"
+APART = {"ifca": {"init_noise": 0.01}}
+"""Options with which models of adapters alone begin unequal."""
 """Those that are also tried on next tokens, with padding that does not count."""
 
 LAWS = (every.plays, every.same_seed, every.stops, every.stacks, every.pure_works, every.whole_update)
@@ -33,7 +36,9 @@ LAWS = (every.plays, every.same_seed, every.stops, every.stacks, every.pure_work
 def cases(request: pytest.FixtureRequest) -> dict[str, Case]:
     pool = partial(request.getfixturevalue, "pool")
     cases = {name: Case(partial(adapted, name, options), pool) for name, options in METHODS.items()}
-    return cases | {f"{name} next": Case(partial(predicting, name, METHODS[name]), pool) for name in NEXT}
+    return cases | {
+        f"{name} next": Case(partial(predicting, name, APART.get(name, METHODS[name])), pool) for name in NEXT
+    }
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -110,3 +115,10 @@ def _models_in(tree):
     elif is_node(tree):
         for _, child in children(tree):
             yield from _models_in(child)
+
+
+def test_equal_adapters_of_which_clients_choose_the_best_are_refused():
+    """All would choose the first for ever; with a new head they begin unequal."""
+    with pytest.raises(FedtideError, match=r"^model.adapters: 2 models of adapters alone change nothing at first"):
+        played(predicting("ifca"), rounds=1)
+    played(adapted("ifca"), rounds=1)

@@ -210,7 +210,7 @@ def aem(
     none = torch.zeros(clusters, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, clusters)
+        models = init_models(task, rng, clusters, is_best_chosen=exploration == Constant(0.0))
         return State(
             weights=models,
             server=tuple(map(server.init, models)),

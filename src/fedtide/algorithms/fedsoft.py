@@ -91,7 +91,7 @@ def fedsoft(
     refuse_equal_start(task, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        centers = init_models(task, rng, clusters)
+        centers = init_models(task, rng, clusters, is_best_chosen=True)
         return State(centers, tuple(map(server.init, centers)), cohort.init(fleet))
 
     def importance(centers: Any, shard: Shard) -> Tensor:

@@ -107,7 +107,8 @@ def ifca(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo, members = cohort.init(fleet), torch.zeros(clusters, dtype=torch.float64)
-        sets = [init_models(task, rng.at("set", n) if n else rng, clusters, init_noise) for n in range(n_init)]
+        keys = [rng.at("set", n) if n else rng for n in range(n_init)]
+        sets = [init_models(task, key, clusters, init_noise, is_best_chosen=True) for key in keys]
         models = best_set(fleet, lambda: cohort.pick(memo, fleet, rng, None), sets)
         return State(weights=models, server=tuple(map(server.init, models)), members=members, cohort=memo)
 

@@ -461,17 +461,17 @@ def watch(
 
     Args:
         folder: the run folder, or the folder of a site.
-        follow: go on until the last round, or Ctrl-C: a line for each window and alarm, and the page anew.
-        on_alarm: a command with arguments, run once for each alarm, with the alarm as JSON on its standard input. No
-            shell reads it.
+        follow: go on until the last round, or Ctrl-C, with a line for each window and alarm, and write the page anew.
+        on_alarm: a command with arguments, run for each alarm until it ends with status 0. It gets the alarm as JSON on
+            its standard input. No shell reads it.
         method: name of the method, if several are watched; by default all.
-        seed: by default all.
+        seed: one of the seeds; by default all.
     """
-    from fedtide.report.watching import follow as show
+    from fedtide.api.watching import follow_runs
     from fedtide.report.watching import watched
 
     screen = console()
-    page = show(folder, watched(folder, method, seed), screen, command=on_alarm, again=follow)
+    page = follow_runs(folder, watched(folder, method, seed), screen, command=on_alarm, again=follow)
     say(f"page: {page}", screen)
     return 0
 

@@ -46,6 +46,7 @@ from fedtide.learn import (
     mean_losses,
 )
 from fedtide.learn.target import CLASSES
+from fedtide.models.base import begins_equal
 
 NOT_POOLED = {"pooled": "its models begin with different weights, so their updates cannot be compared"}
 """Why models that begin apart are not pooled."""
@@ -107,7 +108,9 @@ def train_clusters(
     return step_models(state, server, sums), reply, facts
 
 
-def init_models(task: Task, rng: Rng, count: int, noise: float | None = None) -> tuple[Weights, ...]:
+def init_models(
+    task: Task, rng: Rng, count: int, noise: float | None = None, *, is_best_chosen: bool = False
+) -> tuple[Weights, ...]:
     """Initialize K models, the first like FedAvg's.
 
     Args:
@@ -115,7 +118,16 @@ def init_models(task: Task, rng: Rng, count: int, noise: float | None = None) ->
         rng: the key of the first model.
         count: K.
         noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
+        is_best_chosen: whether clients choose the best model, so that of equal ones all choose the first for ever.
+
+    Raises:
+        FedtideError: they choose, and the models are adapters that change nothing at first.
     """
+    if is_best_chosen and noise is None and count > 1 and begins_equal(task.scratch.module):
+        but = "change nothing at first, so all clients would choose the same one for ever"
+        raise FedtideError(
+            f"model.adapters: {count} models of adapters alone {but}; allowed: a new head, or `init_noise`"
+        )
     first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
     return (first, *(task.init(key) if noise is None else perturb(first, noise, key) for key in keys))
 

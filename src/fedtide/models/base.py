@@ -67,6 +67,11 @@ def has_base(module: nn.Module) -> bool:
     return any(isinstance(param, BaseParameter) for param in module.parameters())
 
 
+def begins_equal(module: nn.Module) -> bool:
+    """Tell whether all weights of a module are adapters, which change nothing at first."""
+    return has_base(module) and all(".lora_" in name for name, p in module.named_parameters() if p.requires_grad)
+
+
 def fixed_buffers(module: nn.Module) -> set[str]:
     """Return the names of the buffers that are constants of a base: all but statistics of normalization.
 

@@ -1,11 +1,6 @@
-"""Windows of a run that is watched: a table, a page that is written anew, and a command for each alarm."""
+"""Windows of a run that is watched: a table, and a page."""
 
-import json
-import shlex
-import shutil
-import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,27 +8,20 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, printable, refused, unknown
+from fedtide.core.errors import UNREADABLE, FedtideError, unknown
 from fedtide.core.record import ALARMS, STOPPED, read_rounds
 from fedtide.draw import figures
 from fedtide.draw.html import MARK, render, to_pictures
 from fedtide.draw.prose import counted
 from fedtide.draw.tables import Table
-from fedtide.report.terminal import print_table, say
 from fedtide.runs.folder import Planned, load, plan
 from fedtide.transforms import Watch
 from fedtide.transforms.windows import FAR, KINDS
 
-PAGE, TOLD = "watch.html", "watch.json"
-"""Files that are written beside the runs: the page, and how many alarms of each run were told to a command."""
-LOOK = 1.0
-"""Seconds between two looks at the record."""
-LAST = 20
-"""Windows that are printed, the last ones."""
+PAGE = "watch.html"
+"""File that is written beside the runs."""
 SHOWN = 500
 """Windows and alarms in the tables of the page, the last ones; the picture has all."""
-PATIENCE = 60.0
-"""Seconds that a command for an alarm may take."""
 UNKNOWN = {
     "reference": "the window belongs to the reference",
     "no labels": "no row of the reference has a label, so there is no estimate",
@@ -47,7 +35,7 @@ UNKNOWN = {
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
     """A run that is watched.
 
     Args:
@@ -65,14 +53,13 @@ class Watched:
         Raises:
             FedtideError: the record is damaged.
         """
-        try:
-            return [
-                {"round": int(line["round"]), **_checked(line["facts"]["watch"])}
-                for line in read_rounds(self.run.folder)
-                if "watch" in line.get("facts", {})
-            ]
-        except UNREADABLE as error:
-            raise FedtideError(f"{self.run.folder / 'rounds.jsonl'}: damaged ({printable(error)})") from None
+
+        def read(line: Any) -> dict[str, Any]:
+            is_window = "watch" in line.get("facts", {})
+            return {"round": int(line["round"]), **_checked(line["facts"]["watch"])} if is_window else {}
+
+        windows = _each(read_rounds(self.run.folder), self.run.folder / "rounds.jsonl", read)
+        return [window for window in windows if window]
 
     @property
     def alarms(self) -> list[dict[str, Any]]:
@@ -82,10 +69,9 @@ class Watched:
             FedtideError: the file is damaged.
         """
         lines = read_rounds(self.run.folder, ALARMS)
-        try:
-            return [{**line, "round": int(line["round"]), "text": str(line["text"])} for line in lines]
-        except UNREADABLE as error:
-            raise FedtideError(f"{self.run.folder / ALARMS}: damaged ({printable(error)})") from None
+        return _each(lines, self.run.folder / ALARMS, lambda line: (
+            {**line, "round": int(line["round"]), "text": str(line["text"])}
+        ))  # fmt: skip
 
     def since(self, lines: Sequence[dict[str, Any]]) -> str:
         """Say which rounds came after the last window, because a model that trains for an alarm is not watched."""
@@ -97,6 +83,17 @@ class Watched:
         """Tell whether no round comes any more."""
         lines = read_rounds(self.run.folder)
         return bool(lines) and (len(lines) >= self.run.experiment.rounds or STOPPED in lines[-1])
+
+
+def _each(lines: Sequence[Any], path: Path, read: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Read each line of a record; raise a FedtideError that names the first one that is damaged."""
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(read(line))
+        except UNREADABLE:
+            raise FedtideError(f"{path}: line {number} is damaged") from None
+    return found
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +110,7 @@ def _checked(line: dict[str, Any]) -> dict[str, Any]:
                        for one in line.get("groups", ())]}  # fmt: skip
 
 
-def watched(root: Path, method: str | None = None, seed: int | None = None) -> list[Watched]:
+def watched(root: Path, method: str | None = None, seed: int | None = None) -> list[WatchedRun]:
     """Return the runs of a run folder, or of a site, that are watched.
 
     Args:
@@ -133,7 +130,7 @@ def watched(root: Path, method: str | None = None, seed: int | None = None) -> l
         if value is not None and str(value) not in values:
             raise unknown(key, str(value), list(dict.fromkeys(values)))
     chosen = [
-        Watched(run, rule)
+        WatchedRun(run, rule)
         for run in runs
         for rule in run.method.transforms
         if isinstance(rule, Watch) and method in (None, run.method.name) and seed in (None, run.seed)
@@ -217,7 +214,7 @@ def draw(lines: Sequence[dict[str, Any]]) -> figures.Drawn | None:
     return figures.svg(figure, "accuracy and drift of windows")
 
 
-def write_page(root: Path, runs: Sequence[Watched]) -> Path:
+def write_page(root: Path, runs: Sequence[WatchedRun]) -> Path:
     """Write the page of all windows and alarms; return its path.
 
     Raises:
@@ -279,109 +276,3 @@ def headline(lines: Sequence[dict[str, Any]], alarms: Sequence[dict[str, Any]]) 
     unsure = "" if not last["unknown"] else f" (not sure: {', '.join(last['unknown'])})"
     accuracy = f"{100 * last['estimate']:.1f} ± {100 * last['error']:.1f} %"
     return f"Window {last['round'] + 1}: about {accuracy} of rows are right{unsure}; {many} so far."
-
-
-# -- telling -----------------------------------------------------------------------------------------------------------
-
-
-def tell_command(runs: Sequence[Watched], command: str) -> Iterator[str]:
-    """Run a command for each alarm that it was not told, with the alarm as JSON on its standard input; yield failures.
-
-    An alarm is told if the command ends with status 0. A process that is killed in between tells the last alarm again.
-
-    Raises:
-        FedtideError: the file of what was told is damaged.
-    """
-    words = command_of(command)
-    for one in runs:
-        last, rounds = _read_told(one.run.folder), [alarm["round"] for alarm in one.alarms]
-        for number, alarm in enumerate(one.alarms):
-            place = alarm["round"], rounds[:number].count(alarm["round"])
-            if place <= last:
-                continue
-            line, fault = {"run": str(one.run.folder), **alarm}, ""
-            try:
-                done = subprocess.run(words, input=json.dumps(line) + "\n", text=True, capture_output=True,
-                                      timeout=PATIENCE, check=False)  # fmt: skip
-                if done.returncode:
-                    why = done.stderr.strip().splitlines()[-1:] or [""]
-                    fault = f"ended with status {done.returncode} {why[0]}".rstrip()
-            except subprocess.TimeoutExpired:
-                fault = f"was ended after {PATIENCE:.0f} s"
-            except OSError as error:
-                fault = f"cannot be run ({error.strerror})"
-            if fault:
-                yield f"--on-alarm: {words[0]} {fault}; it is told again with the next window"
-                break
-            write_text(one.run.folder / TOLD, json.dumps(place) + "\n")
-
-
-def command_of(command: str) -> list[str]:
-    """Return the words of a command, which no shell reads.
-
-    Raises:
-        FedtideError: it has no words, or a quotation mark without its second one.
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise FedtideError(f"--on-alarm: found {command!r}, allowed: a command with arguments ({error})") from None
-    if not words:
-        raise FedtideError("--on-alarm: found '', allowed: a command with arguments")
-    if shutil.which(words[0]) is None:
-        raise refused("--on-alarm", words[0], "a program that can be run")
-    return words
-
-
-def _read_told(folder: Path) -> tuple[int, int]:
-    """Return the round of the last alarm of a run that a command was told, and its place among those of the round."""
-    path = folder / TOLD
-    if not path.is_file():
-        return -1, 0
-    try:
-        number, place = json.loads(path.read_text(encoding="utf-8"))
-        return int(number), int(place)
-    except (*UNREADABLE, TypeError) as error:
-        raise FedtideError(f"{path}: damaged ({printable(error)}); remove it to tell all alarms again") from None
-
-
-def follow(root: Path, runs: Sequence[Watched], screen: Any, *, command: str | None, again: bool) -> Path:
-    """Print windows and alarms, run a command for each alarm, and write the page; return its path.
-
-    Args:
-        root: the folder.
-        runs: those that are watched.
-        screen: prints.
-        command: for each alarm; None for none.
-        again: whether to go on until all runs are over; then a line is printed for each window.
-
-    Raises:
-        FedtideError: a record is damaged, or the page cannot be written.
-    """
-    if command is not None:
-        command_of(command)
-    printed = {one.run.folder: 0 for one in runs}
-    alarmed, page = dict(printed), root / PAGE
-    if not again:
-        for one in runs:
-            print_table(table_of(one.lines[-LAST:]), screen, one.run.title)
-            say(unseen(one.rule), screen)
-    while True:
-        over = all(one.is_over for one in runs)
-        is_new = False
-        for one in runs:
-            lines, alarms = one.lines, one.alarms
-            if again and (fresh := lines[printed[one.run.folder] :]):
-                for number in range(len(fresh)):
-                    say(f"{one.run.title}: {headline(fresh[: number + 1], alarms)}", screen)
-            for alarm in alarms[alarmed[one.run.folder] :]:
-                say(f"alarm: {one.run.title}: window {alarm['round'] + 1}: {alarm['text']}", screen)
-            is_new |= len(lines) > printed[one.run.folder] or len(alarms) > alarmed[one.run.folder]
-            printed[one.run.folder], alarmed[one.run.folder] = len(lines), len(alarms)
-        if is_new or not page.is_file() or over:
-            write_page(root, runs)
-            for line in tell_command(runs, command) if command is not None else ():
-                say(line, screen)
-        if over or not again or screen.quiet:
-            return page
-        time.sleep(LOOK)

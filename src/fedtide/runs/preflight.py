@@ -29,6 +29,7 @@ from fedtide.learn.local import LocalTrainer, check_fit
 from fedtide.runs import build
 from fedtide.runs.folder import plan
 from fedtide.runs.privacy import check_delta, check_scores, ledger_with, plan_of, sums_of, warn_of_blur
+from fedtide.transforms import Watch
 from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
@@ -177,6 +178,8 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
         tried.notes.extend(check_fit(built.task, shard, classes, local, f"method '{method.name}'.local"))
         tried.fitted.add(key)
+    if method.init_from is None and any(isinstance(one, Watch) and one.train == "never" for one in method.transforms):
+        tried.notes.append(f"method '{method.name}': a random model is watched, because no init_from names one")
     if population.rows.cut:
         rows, cut = population.rows, population.rows.cut
         tried.notes.append(f"{rows.name}: {cut:,} of {len(rows):,} rows are cut to {rows.shape[0]} tokens (context)")

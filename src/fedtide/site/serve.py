@@ -261,7 +261,7 @@ def hold(file: TextIO, root: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > until:
-                raise FedtideError(f"{root}: another server plays this site already; end it first") from None
+                raise FedtideError(f"{root}: a server plays this site already; end it first") from None
             time.sleep(LOOK / 10)
         except OSError:  # a file system without locks
             return

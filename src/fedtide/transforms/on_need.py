@@ -35,10 +35,8 @@ Choices:
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -53,10 +51,9 @@ from fedtide.core.base import (
     Work,
 )
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
 from fedtide.fields.types import Count, Fraction, ingredient
 from fedtide.learn.target import Target
-from fedtide.transforms.transform import Through, Transform, apply, made_with
+from fedtide.transforms.transform import Through, Transform, apply, made_with, predict_own
 
 FADE = 0.8
 """Factor on the judgments of earlier rounds. With 0.5 chance wakes a method often if a few unlike clients judge."""
@@ -201,21 +198,6 @@ def judge_model(algorithm: Algorithm, state: Any, fleet: Any, clients: Tensor) -
     total = fleet.ask("need", clients, payload, slot=slot).total
     sums = [part["score"] for part in (total if slot is not None else [total]) or () if part is not None]
     return sum(float(one.value) for one in sums), sum(one.weight for one in sums)
-
-
-def predict_own(
-    algorithm: Algorithm, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng
-) -> tuple[Shard, Tensor] | None:
-    """Return a client's rows for decisions, and what it predicts for them as in an evaluation; None without rows."""
-    rows = decision_rows(shard)
-    if not len(shard) or not len(rows.labels):
-        return None
-    if algorithm.adapt is not None:
-        # Rows that are judged must not be adapted on.
-        seen = shard if shard.apart else replace(shard, fetch_val=None)
-        adapted = algorithm.adapt(payload, memory, seen, moment, rng)
-        memory = memory if adapted is None or adapted.memory is None else detached(adapted.memory)
-    return rows, algorithm.predict(payload, [memory], rows.x, torch.zeros(len(rows), dtype=torch.int64)).told
 
 
 def judge_question(algorithm: Algorithm, target: Target) -> Work:

@@ -7,10 +7,25 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Algorithm, Answer, Extended, Facts, Fleet, Moment, Reply, Shard, Sum, Weights, Work
+from fedtide.clusters.rounds import decision_rows
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Extended,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Reply,
+    Shard,
+    Sum,
+    Weights,
+    Work,
+)
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, children, is_node
+from fedtide.core.trees import Tree, children, detached, is_node
 from fedtide.learn.steps import Steps, Stepwise
 
 
@@ -200,3 +215,18 @@ def changed_answer(work: Work, change: Callable[[Answer], Answer]) -> Work:
         return None if answer is None else change(answer)
 
     return changed
+
+
+def predict_own(
+    algorithm: Algorithm, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng
+) -> tuple[Shard, Tensor] | None:
+    """Return a client's rows for decisions, and what it predicts for them as in an evaluation; None without rows."""
+    rows = decision_rows(shard)
+    if not len(shard) or not len(rows.labels):
+        return None
+    if algorithm.adapt is not None:
+        # Rows that are judged must not be adapted on.
+        seen = shard if shard.apart else replace(shard, fetch_val=None)
+        adapted = algorithm.adapt(payload, memory, seen, moment, rng)
+        memory = memory if adapted is None or adapted.memory is None else detached(adapted.memory)
+    return rows, algorithm.predict(payload, [memory], rows.x, torch.zeros(len(rows), dtype=torch.int64)).told

@@ -50,8 +50,7 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, ingredient
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import classes_of
-from fedtide.transforms.on_need import predict_own
-from fedtide.transforms.transform import Transform, apply, each_slot
+from fedtide.transforms.transform import Transform, apply, each_slot, predict_own
 from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, in_words, look
 
 COLUMNS = 64
@@ -63,7 +62,7 @@ ROOM = 1e-6
 
 
 @dataclass(frozen=True)
-class Watched:
+class Known:
     """Knowledge from windows so far.
 
     Args:
@@ -132,7 +131,7 @@ class Watch(Transform):
 
         def init(fleet: Any, rng: Rng) -> Extended:
             left = self.rounds if self.train == "alarm" else 0
-            return Extended(algorithm.init(fleet, rng), Watched(left=left))
+            return Extended(algorithm.init(fleet, rng), Known(left=left))
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
             watched, shown = state.own, dict[str, Any]()
@@ -152,9 +151,9 @@ class Watch(Transform):
         works = {**algorithm.works, "watch": count_question(algorithm, self.rows)}
         return replace(algorithm, init=init, works=works, round=round, serve=serve, check=check, traits=traits)
 
-    def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Watched, dict[str, Any]]:
+    def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Known, dict[str, Any]]:
         """Ask for the counts of a window; return what is known then, and facts of the window."""
-        watched: Watched = state.own
+        watched: Known = state.own
         clients, phase = fleet.reachable, fleet.moment.round % self.period
         learns = not watched.groups or watched.groups[0].learns(phase)
         asks_labels = self.labels == "always" or (self.labels == "first" and learns)
@@ -188,9 +187,9 @@ class Watch(Transform):
             )
             lines.append(line)
         alarms = [alarm for number, line in enumerate(lines) if line for alarm in alarms_in(line, number - 1, layout)]
-        following = Watched(tuple(after))
+        following = Known(tuple(after))
         if alarms and self.train == "alarm":
-            following = Watched(left=self.rounds)
+            following = Known(left=self.rounds)
         shown = {"watch": {**lines[0], "clients": len(reply.clients), "groups": lines[1:], "alarms": alarms}}
         return following, shown if lines[0]["estimate"] is None else {"estimated": lines[0]["estimate"], **shown}
 

@@ -144,7 +144,7 @@ def test_mistakes_are_one_line_and_change_nothing(tmp_path):
         took_out(site, "paris")
     with site.lock.open("w") as file:
         hold(file, site.root)
-        with pytest.raises(FedtideError, match="another server plays this site already; end it first"):
+        with pytest.raises(FedtideError, match="a server plays this site already; end it first"):
             took_out(site)
     with pytest.raises(FedtideError, match="not a site"):
         take_out(tmp_path, "lyon")

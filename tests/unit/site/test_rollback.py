@@ -125,7 +125,7 @@ def test_rollbacks_that_are_refused(tmp_path, capsys):
     assert "ROUND: found 7, allowed: " in refused(capsys, site.root, "rollback", site.root, 7)
     with site.lock.open("w") as file:
         hold(file, site.root)
-        with pytest.raises(FedtideError, match="another server plays this site already"):
+        with pytest.raises(FedtideError, match="a server plays this site already"):
             roll_back(site, 1)
     play(site)
     with pytest.raises(FedtideError, match=r"the study is over; allowed: fedtide export .*run --model N, with N "):

@@ -258,7 +258,7 @@ def test_a_server_that_is_gone_is_said_to_be_as_soon_as_it_is(site, log):
         assert rest == problem
     with site.lock.open("w") as one, site.lock.open("w") as other:
         hold(one, site.root)
-        with pytest.raises(FedtideError, match="another server plays this site already; end it first"):
+        with pytest.raises(FedtideError, match="a server plays this site already; end it first"):
             hold(other, site.root)
 
 
