@@ -1,10 +1,10 @@
 """Runs the examples of the documentation: python docs/check.py [PAGE ...]
 
-Each page has a folder and a Python session of its own, and as many pages run as there are cores. In the folder are the files of docs/examples and every block of
-any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
-valid experiment, or become one with BASE. Its population must be possible, unless its data are not here.
-Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out. Examples of the reference are
-doctests of the package, and run with its tests.
+Each page has a folder and a Python session of its own, and as many pages run as there are cores. In the folder are the
+files of docs/examples and every block of any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of
+`python` are run. Blocks of `toml` must be a valid experiment, or become one with BASE. Its population must be possible,
+unless its data are not here. Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out.
+Examples of the reference are doctests of the package, and run with its tests.
 """
 
 from __future__ import annotations
@@ -113,8 +113,13 @@ def check_alone(page: Path) -> str:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
         os.chdir(folder)
         print(page.name)
-        print(f"  {check(page)} blocks run")
-        os.chdir(DOCS)
+        try:
+            print(f"  {check(page)} blocks run")
+        except BaseException:
+            sys.stderr.write(said.getvalue())  # what failed stands there
+            raise
+        finally:
+            os.chdir(DOCS)
     return said.getvalue()
 
 
