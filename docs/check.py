@@ -109,18 +109,18 @@ def check_alone(page: Path) -> str:
     """Run a page's blocks in a folder of their own, and return what is to be printed."""
     sys.path.insert(0, "")
     sys.dont_write_bytecode = True
-    said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):
+    output = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(output):
         os.chdir(folder)
         print(page.name)
         try:
             print(f"  {check(page)} blocks run")
         except BaseException:
-            sys.stderr.write(said.getvalue())  # what failed stands there
+            sys.stderr.write(output.getvalue())  # what failed stands there
             raise
         finally:
             os.chdir(DOCS)
-    return said.getvalue()
+    return output.getvalue()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class WatchedRun:
             is_window = "watch" in line.get("facts", {})
             return {"round": int(line["round"]), **_checked(line["facts"]["watch"])} if is_window else {}
 
-        windows = _each(read_rounds(self.run.folder), self.run.folder / "rounds.jsonl", read)
+        windows = _read_each(read_rounds(self.run.folder), self.run.folder / "rounds.jsonl", read)
         return [window for window in windows if window]
 
     @property
@@ -69,7 +69,7 @@ class WatchedRun:
             FedtideError: the file is damaged.
         """
         lines = read_rounds(self.run.folder, ALARMS)
-        return _each(lines, self.run.folder / ALARMS, lambda line: (
+        return _read_each(lines, self.run.folder / ALARMS, lambda line: (
             {**line, "round": int(line["round"]), "text": str(line["text"])}
         ))  # fmt: skip
 
@@ -85,15 +85,15 @@ class WatchedRun:
         return bool(lines) and (len(lines) >= self.run.experiment.rounds or STOPPED in lines[-1])
 
 
-def _each(lines: Sequence[Any], path: Path, read: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+def _read_each(lines: Sequence[Any], path: Path, read: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
     """Read each line of a record; raise a FedtideError that names the first one that is damaged."""
-    found = []
+    items = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(read(line))
+            items.append(read(line))
         except UNREADABLE:
             raise FedtideError(f"{path}: line {number} is damaged") from None
-    return found
+    return items
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
