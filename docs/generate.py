@@ -28,7 +28,7 @@ from textwrap import dedent
 from typing import Any, is_typeddict
 
 from kept import planted, recipes
-from keys import PLACES, anchor, configuration, explained, row
+from keys import PLACES, configuration, explained, row
 from papers import papers
 
 import fedtide
@@ -42,7 +42,7 @@ from fedtide.config.keys import code, is_preset, options, safe_form, source, spe
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.fields.shapes import bare, is_choice, is_table, tags
+from fedtide.fields.shapes import bare, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.engines import Host
@@ -314,10 +314,8 @@ def option_table(name: str) -> str:
     """The options of an algorithm."""
     make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
-        text = row(key, kind, default, explained(make, docstring(make.__doc__), key, kind))
-        if is_choice(bare(kind)) or is_table(bare(kind)):
-            text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
-        rows.append(text)
+        meaning = explained(make, docstring(make.__doc__), key, kind)
+        rows.append(row(key, kind, default, meaning, key, page="../configuration.md"))
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows])
 
 

@@ -11,24 +11,6 @@ from fedtide.config.keys import allowed, code, documented, ingredients, spelled,
 from fedtide.core.docstrings import Doc
 from fedtide.fields.shapes import bare, described, is_choice, is_table, tags
 
-UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
-"""Keys whose tables are those of another key, and stand there."""
-
-REPEATED = {("Method", "shift"), ("TuneStage", "ranges")}
-"""Fields with the same keys as another table, that of the experiment's shift and that of `tune.ranges`."""
-
-WAYS = ("method.transforms.way", "mixture")
-"""Keys of what clients make for themselves."""
-
-SAME = {
-    **{f"{place}.{name}": "local" for place in WAYS for name in ("solver", "gating", "tuning")},
-    **{f"{place}.{name}": "model" for place in WAYS for name in ("model", "gate")},
-    "method.transforms.others": "method.transforms.way",
-    "representation.parts": "representation",
-}
-"""Keys below a choice whose tables are those of another key, to which they link."""
-
-
 PLACES: dict[Any, str] = {}
 """Anchor of the table of each class that stands on the configuration page."""
 
@@ -41,6 +23,25 @@ def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
     if text := doc.args.get(name) or described(kind):
         return re.sub(r"(?<!\.)\.$", "", text)
     raise LookupError(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
+
+
+# -- where tables stand --------------------------------------------------------------------------------------------
+
+
+def tables_of(kind: Any) -> Any:
+    """The table of a type, or the choice between several; None if it is neither."""
+    inner = within_list(bare(kind))
+    return inner if is_choice(inner) or is_table(inner) else None
+
+
+TABLES = {tables_of(kind): name for name, kind in reversed(ingredients().items())}
+"""Keys below which the tables of each type stand; other keys of the type link to them."""
+
+
+def stands_at(path: str, kind: Any) -> bool:
+    """Whether the tables of a key are still to be shown, and below it: another key of the same type may have them."""
+    tables = tables_of(kind)
+    return tables is not None and tables not in PLACES and TABLES.setdefault(tables, path) == path
 
 
 # -- the configuration page -------------------------------------------------------------------------------------------
@@ -57,7 +58,8 @@ def configuration() -> str:
         "Most take the same ingredients:",
     ]
     for name, kind in ingredients().items():
-        text += table(name, kind, 3)
+        if stands_at(name, kind):
+            text += table(name, kind, 3)
     return "\n\n".join(part for part in text if part)
 
 
@@ -65,10 +67,8 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
     """The tables below a table."""
     for name, (kind, _) in table_fields(owner).items():
         path = f"{above}.{name}" if above else name
-        inner = within_list(bare(kind))
-        again = (owner.__name__, name) in REPEATED
-        if (is_choice(inner) or is_table(inner)) and not again:
-            yield from table(path, inner, level)
+        if stands_at(path, kind):
+            yield from table(path, tables_of(kind), level)
 
 
 def table(path: str, kind: Any, level: int) -> Iterator[str]:
@@ -77,10 +77,12 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
     yield heading(level, "`[[method]]`" if path == "method" else f"`{path}`", anchor(path), kind)
     if is_choice(kind):
         members = [bare(member) for member in get_args(kind)]
-        links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
+        places = [TABLES.setdefault(member, f"{path}-{tags(member)[0]}") for member in members]
+        links = [f"[{code(tags(member)[0])}](#{anchor(place)})" for member, place in zip(members, places, strict=True)]
         yield f"Choose with `{'by' if 'by' in table_fields(members[0]) else 'kind'}`: {', '.join(links)}."
-        for member in members:
-            yield from _member(path, member, level + 1)
+        for member, place in zip(members, places, strict=True):
+            if place == f"{path}-{tags(member)[0]}":
+                yield from _member(path, member, level + 1)
         return
     doc = documented(kind)
     yield doc.prose
@@ -96,10 +98,7 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield heading(level, f"`{first}`{also}", f"{anchor(path)}-{first}", kind)
     yield documented(kind).prose
     yield keys(kind, f"{path}")
-    for name, (inner, _) in table_fields(kind).items():
-        below = within_list(bare(inner))
-        if (is_choice(below) or is_table(below)) and f"{path}.{name}" not in (*SAME, *UNLINKED):
-            yield from table(f"{path}.{name}", below, level + 1)
+    yield from section(kind, path, level + 1)
 
 
 def keys(kind: Any, path: str) -> str:
@@ -113,11 +112,10 @@ def keys(kind: Any, path: str) -> str:
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""
 
 
-def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str:
-    """One key."""
-    inner = bare(hint)
-    linked = path and path not in UNLINKED and (is_choice(within_list(inner)) or is_table(within_list(inner)))
-    shown = f"[`{name}`](#{anchor(SAME.get(path, path))})" if linked else f"`{name}`"
+def row(name: str, hint: Any, default: Any, meaning: str, path: str = "", page: str = "") -> str:
+    """One key, with a link to its tables, which are on the configuration page."""
+    place = TABLES.setdefault(tables_of(hint), path) if path and tables_of(hint) else ""
+    shown = f"[`{name}`]({page}#{anchor(place)})" if place else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
