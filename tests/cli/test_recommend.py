@@ -104,6 +104,7 @@ def test_from_data_to_a_study(here, capsys):
     assert ready.data.split.val == 0.2
 
 
+@pytest.mark.thorough
 def test_from_python_with_rows_in_memory(here):
     with open(baskets(), newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -69,10 +69,10 @@ def test_uniform_draws_tell_less():
 @pytest.mark.parametrize(
     ("clients", "drawn", "rounds", "z", "delta", "poisson", "replaced"),
     [
-        (1000, 10, 100, 1.0, 1e-5, 0.72, 5.1),
-        (10_000, 50, 500, 0.8, 1e-6, 1.68, 12.4),
+        pytest.param(1000, 10, 100, 1.0, 1e-5, 0.72, 5.1, marks=pytest.mark.thorough),
+        pytest.param(10_000, 50, 500, 0.8, 1e-6, 1.68, 12.4, marks=pytest.mark.thorough),
         (200, 10, 50, 2.0, 1e-4, 0.63, 1.4),
-        (4000, 200, 64, 1.0, 1e-5, 2.9, 9.8),
+        pytest.param(4000, 200, 64, 1.0, 1e-5, 2.9, 9.8, marks=pytest.mark.thorough),
     ],
 )
 def test_draws_against_a_distribution_of_losses_of_our_own(clients, drawn, rounds, z, delta, poisson, replaced):
