@@ -666,6 +666,22 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert payload in (b"", codec.to_bytes({}))
 
 
+def test_a_server_cannot_ask_how_large_the_numbers_of_a_client_are(tmp_path):
+    """A sum of very many has little room for each. Client 0 has eight rows, and would say that eight are too many."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
+    header = json.loads(json.dumps(sent.header))
+    header["mask"]["drawn"] = {}
+    words = []
+    for people in (1000, 1001, 2**26, 2**26 + 1):
+        header["mask"]["attempt"] = f"of {people}"
+        header["forms"]["0"]["people"] = people
+        words.append(node.handle(header, sent.payload)[0]["clients"]["0"])
+    but = "refused: a sum of 6 clients has room for {}; allowed: at most 1000"
+    assert words == ["answered", *(but.format(people) for people in (1001, 2**26, 2**26 + 1))]
+
+
 def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_not_sign():
     ec = masks.library().hazmat.primitives.asymmetric.ec
     registered = {name: ec.generate_private_key(ec.SECP384R1()) for name in "abc"}
