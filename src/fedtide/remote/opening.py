@@ -231,7 +231,7 @@ class MaskedSums:
                 bare |= few  # no list of so few may be opened that has shares: they mask anew without
                 continue
             if not self._names_the_same(alive):
-                missing = self._missing(alive)
+                missing = self._missing(alive) & set(ask.clients.tolist())
                 break
             asked, named_before = alive, clients
             self.offer(alive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
@@ -413,6 +414,52 @@ def test_a_client_that_is_missing_from_a_later_list_of_a_round_is_left_out(tmp_p
         opened.append([reply.total is not None for reply in replies])
     assert there == [True, False, True, False, False, True]
     assert opened == [[True, not away, True] for away in there]
+
+
+def spoiled(tree: Any, rng: random.Random) -> Any:
+    """Return a tree in which one value is another."""
+    if isinstance(tree, dict) and tree:
+        key = rng.choice(list(tree))
+        if rng.random() < 0.1:
+            return {name: value for name, value in tree.items() if name != key}
+        return tree | {key if rng.random() < 0.95 else 77: spoiled(tree[key], rng)}
+    if isinstance(tree, torch.Tensor) and tree.numel() and rng.random() < 0.9:
+        made = tree.clone()
+        made.view(-1)[rng.randrange(tree.numel())] += 1
+        return rng.choice([made, torch.zeros_like(tree), tree.flip(0), tree[:-1]])
+    return rng.choice([None, -1, "x", {}, "0" * 64, "ff" * 32, "09" + "00" * 31, True, torch.zeros(3)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_one_node_says_about_masks_no_sum_is_wrong_and_the_server_goes_on(tmp_path, seed):
+    """Another one vanishes. What the node does not spoil is opened, and a sum that it spoils is lost."""
+    rng, kind = random.Random(seed), ("keys", "deal", "unmask")[seed % 3]
+    host, plain, _ = fleet_of(tmp_path / "plain")
+    host, fleet, _ = fleet_of(tmp_path / "lied", lambda kind, node, times: (kind, node) == ("unmask", "node-4"))
+    node, model = fleet.carrier.nodes["node-2"], host.algorithm.init(plain, Rng(0)).weights
+
+    def handle(header: Any, payload: bytes) -> Any:
+        told, sent = node.handle(header, payload)
+        lies = header["kind"] == kind and sent and header["moment"]["round"] == 0
+        return told, codec.to_bytes(spoiled(codec.decode_message(sent), rng)) if lies else sent
+
+    fleet.carrier.nodes["node-2"] = SimpleNamespace(handle=handle)
+    for number in range(3):
+        for each in (plain, fleet):
+            each.begin(replace(each.moment, round=number))
+        reply = fleet.ask("train", torch.arange(6), model)
+        assert reply.total is not None or (number, kind) == (0, "unmask")
+        if reply.total is not None:
+            assert same(reply.total, plain.ask("train", reply.clients, model).total)
+
+
+def test_a_client_that_is_not_asked_again_is_not_missing(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    fleet.attendance.who = Present(0)
+    assert asked(host, fleet, torch.arange(6)).total is not None
+    assert asked(host, fleet, torch.arange(5)).total is None, "nodes keep to the list of six"
+    fleet.begin(replace(fleet.moment, round=1))
+    assert fleet.reachable.tolist() == fleet.clients.tolist()
 
 
 def test_a_wrong_share_may_be_that_of_who_dealt_it(tmp_path, monkeypatch):
