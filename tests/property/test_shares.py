@@ -231,6 +231,61 @@ def test_shares_open_only_for_who_was_asked_the_same():
     assert vanished == {}
 
 
+def vanishes(at: Mapping[int, Masker], asked: Iterable[int], named: Iterable[int], attempt: str) -> None:
+    """Have client 0 deal shares and mask its answer in a try, and vanish from the list of it."""
+    context, named = replace(CONTEXT, attempt=attempt), list(named)
+    names = {k: (at[k].node, at[k].bundle.public) for k in asked}
+    drawn = {k: at[k].deal(context, k, names, 3).public for k in names}
+    peers = {k: public for k, (_, public) in names.items()}
+    for k in named:
+        at[k].masked(context, k, torch.tensor([1, 1]), peers, ABOUT, PARTS, drawn)
+    for k in named[1:]:
+        assert at[k].show(context, k, named, 3, (0,), [0]).seeds
+
+
+def test_a_client_vanishes_from_few_lists_of_others(tmp_path):
+    """Each is opened by three others. The mean of many sums would be nearly the answer of client 0, and a constant."""
+    at = {k: Masker("run", f"node-{k}") for k in range(16)}
+    at[0] = Masker("run", "node-0", lists=tmp_path / "opened")
+    lists = [[0, k, k + 1, k + 2] for k in range(1, 16, 3)]
+    for k in range(masks.SETS):
+        vanishes(at, lists[k], lists[k], f"a.{k}")
+    with pytest.raises(FedtideError, match="among at most 3 sets of clients"):
+        vanishes(at, lists[3], lists[3], "a.3")
+    at[0] = Masker("run", "node-0", lists=tmp_path / "opened")
+    with pytest.raises(FedtideError, match="among at most 3 sets of clients"):
+        vanishes(at, lists[4], lists[4], "b.0")
+    names = {k: at[k].node for k in lists[0]}
+    assert f"among {at[0]._question(ABOUT, 0)} {masks._digest_of(names)}\n" in (tmp_path / "opened").read_text()
+    about = replace(ABOUT, asked="other"), replace(ABOUT, round=4)
+    assert {at[0]._question(each, 0) for each in about}.isdisjoint(at[0]._sets), "of another question it may"
+
+
+def test_a_client_vanishes_from_one_list_of_a_set():
+    """Three nodes have five clients each. In each list one of each would be left, and the others had not answered."""
+    nodes = [Masker("run", f"node-{k}") for k in range(4)]
+    at = {0: nodes[0]} | {k: nodes[1 + k % 3] for k in range(1, 16)}
+    vanishes(at, at, range(4), "a.0")
+    with pytest.raises(FedtideError, match="for one list"):
+        vanishes(at, at, [0, 4, 5, 6], "a.1")
+    # A node that is started again makes no new set, and is told of no other list.
+    at[0] = Masker("run", "node-0")
+    with pytest.raises(FedtideError, match="for one list"):
+        vanishes(at, at, [0, 7, 8, 9], "a.2")
+
+
+def test_a_set_has_nodes_and_keys_that_all_were_told():
+    """Else a helper could call itself otherwise at each try, so that nodes count another set than client 0."""
+    made = cohort([0, 1, 2, 3, 4, 5], [[1, 1]] * 6)
+    names = {k: (node.node, node.bundle.public) for k, node in made.at.items()}
+    later = replace(CONTEXT, attempt="a.1")
+    keys = set[str]()
+    for told in (names, names | {5: ("other", names[5][1])}, names | {5: ("node-5", names[4][1])}):
+        made.at[0].deal(replace(later, attempt=str(told)), 0, told, 2)
+        keys.add(made.at[0]._dealt[replace(later, attempt=str(told)), 0].among)
+    assert len(keys) == 3
+
+
 def test_a_node_keeps_all_its_clients_to_a_list():
     """Also one that is said to have vanished: in another list it would tell of the first one alone."""
     made = cohort([0, 0, 1, 2, 3, 4], [[1, 1]] * 6)
@@ -361,7 +416,7 @@ def test_shares_of_another_secret_are_found_and_open_nothing(kind):
     made = cohort(list(range(7)), [[1, 1]] * 7)
     shown, other = made.shown(range(6), [1]), {"seeds": 1, "keys": 6}[kind]
     letter = {"seeds": "seed", "keys": "key"}[kind]
-    secret = (letter, other, made.dealt[other].public, masks._digest_of(made.peers))
+    secret = (letter, other, made.dealt[other].public, made.at[other]._dealt[CONTEXT, other].among)
     keys = [made.at[other]._share(CONTEXT, secret, made.peers[k], made.peers[k]) for k in range(7)]
     said, rest = made.dealt[other], {k: each for k, each in made.dealt.items() if k != other}
     made.dealt = rest | {other: replace(said, **{kind: deal(b"another secret!!", keys, said.needed)})}

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -161,6 +162,7 @@ class RemoteFleet:
         heaviest: largest weight that a client may give to a value.
         signed: tells whether a key for masks, and for which sum, is signed by the registered key of its node, by its
             name.
+        said: file of the keys for masks that nodes have said; None keeps them in memory.
         vectors: how sums are taken, masked if their wire is secure, and what answers must look like.
         waits: tells for a number of present clients whether a round waits for more; it is called again and again before
             a round begins.
@@ -180,6 +182,7 @@ class RemoteFleet:
     fewest: int = 1
     heaviest: float = 1e6
     signed: Callable[..., bool] = lambda node, key, *about: True
+    said: Path | None = None
     vectors: Vectors = PLAIN
     waits: Callable[[int], bool] = lambda present: False
     truth: ClassVar[None] = None
@@ -200,7 +203,7 @@ class RemoteFleet:
         life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
         self._summed = 0
-        self._masked = MaskedSums(self._mail, self.released.offer, self.signed)
+        self._masked = MaskedSums(self._mail, self.released.offer, self.signed, self.said)
         self._left_out = LeftOut()
         self.waited = 0.0
         self._elapsed: float | None = None
@@ -429,7 +432,7 @@ class RemoteFleet:
             torch.tensor([client for client, word in words.items() if word.startswith(silent)], dtype=torch.int64),
         )
         reply = self._close(ask, sent, reply, answers, words)
-        if opened.amiss:
+        if opened.amiss and not is_score(ask.question):  # of an evaluation no line is written
             self.record.asks[-1]["amiss"] = {str(client): opened.amiss[client] for client in sorted(opened.amiss)}
         if ask.forms is not None and any(opened.closed.values()):  # of slots, which scores have none
             line = self.record.asks[-1]

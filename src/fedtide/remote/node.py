@@ -65,6 +65,9 @@ SHARED = (*QuestionHeader.model_fields, "counted")
 SAFE = (TooLarge, MemoryLost, Unreadable)
 """Errors that tell nothing of rows, but for the range of their numbers."""
 
+PEOPLE = 1000
+"""Clients that a masked sum may always have room for; for more half of them have to be named."""
+
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""
 
@@ -462,6 +465,9 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
         peers = mask.peers.get(_slot(asked, client), {})
         if peers.get(str(client)) != masker.node or not set(peers.values()) <= mask.keys.keys():
             return "the server does not say who else is asked"
+        room = _people(asked, client)
+        if room > max(PEOPLE, 2 * len(peers)):  # who has a number beyond its room says so, and so tells how large it is
+            return f"a sum of {len(peers)} clients has room for {room}; allowed: at most {max(PEOPLE, 2 * len(peers))}"
         if len(peers) < fewest:
             return f"a sum of {len(peers)} clients is not masked; allowed: {fewest} or more"
         if not hidden(_publics(asked, client), fewest):
@@ -544,6 +550,12 @@ def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> 
         secrets = masker.show(_context(asked, client), client, alive, fewest, parts, asked.lost.get(slot, []))
         shown[client] = secrets_tree(secrets)
     return shown
+
+
+def _people(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> int:
+    """Return for how many clients the sum of one has room; 0 of a question that does not say it."""
+    form = (asked.forms or {}).get(_slot(asked, client)) if isinstance(asked, WorkHeader) else None
+    return 0 if form is None else form.people
 
 
 def _slot(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> str:

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.core.atomic import append
 from fedtide.core.base import Payload
 from fedtide.fleets.ask import Ask
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED, UNOPENED, UNSIGNED
@@ -80,21 +82,35 @@ class LeftOut:
     ...     left.note(number, shut)
     >>> [sorted(left.clients_in(number)) for number in (6, 9, 10)]
     [[2], [2], []]
+    >>> left.note(10, Opened({}, frozenset({2}), {}, {}))
+    >>> left.note(11, shut)
+    >>> [sorted(left.clients_in(number)) for number in (12, 13)]
+    [[2], []]
     """
 
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _good: dict[int, int] = field(default_factory=dict)
 
     def note(self, number: int, opened: Opened) -> None:
-        """Note what came of a sum of a round: for a round is left out who kept it shut, for twice as many each time."""
-        for client in opened.clients:
-            self._last.pop(client, None)
+        """Note what came of a sum of a round: for a round is left out who kept it shut, for twice as many each time.
+
+        A sum of a later round that opens with the client ends that. If the client keeps another one of this round shut,
+        it is as if it had kept both.
+        """
+        for client in opened.clients & self._last.keys():
+            if self._last[client][0] < number:
+                self._good.setdefault(client, number)
         for client in opened.shut:
             before, times = self._last.get(client, (number - 1, 0))
+            times *= self._good.pop(client, number) == number
             self._last[client] = number, times + (before < number)
 
     def clients_in(self, number: int) -> set[int]:
         """Return the clients that are not drawn in a round."""
-        return {client for client, (last, times) in self._last.items() if number <= last + 2 ** min(times - 1, 10)}
+        return {
+            client for client, (last, times) in self._last.items()
+            if client not in self._good and number <= last + 2 ** min(times - 1, 10)
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,17 +166,27 @@ class MaskedSums:
         offer: receives the question to the clients that are asked to open its sums, before they are asked.
         signed: tells whether a key, and for what, is signed by the registered one of its node; others would refuse to
             mask with it.
+        file: the keys that nodes have said, with whose they are. A server that is started again has to know them: nodes
+            know the keys of the others, and could say one of these first. None keeps them in memory.
     """
 
     mail: Mailbox
     offer: Callable[[Ask], None]
     signed: Callable[..., bool]
+    file: Path | None = None
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _first: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _unmet: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _stale: set[int] = field(default_factory=set, init=False, repr=False)
     _tries: int = field(default=0, init=False)
     _lists: dict[tuple[int, str, int], list[int]] = field(default_factory=dict, init=False, repr=False)
+    _began: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        text = self.file.read_text(encoding="utf-8") if self.file is not None and self.file.is_file() else ""
+        for line in text.split("\n")[:-1]:  # behind the last end a kill may have left half of one, of no use yet
+            key, _, node = line.partition(" ")
+            self._first.setdefault(key, node)
 
     def open(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
         """Put a question until all who answered it open their sums, too; return these without their masks.
@@ -170,8 +196,10 @@ class MaskedSums:
         that differ by few clients. Keys and shares have the seconds of a question, answers as many, and all later
         messages as many, for all tries together.
         """
-        self._unmet, self._stale = {}, set()
-        asked, named_before, why, bare = ask, frozenset[int](), dict[int, str](), set[int]()
+        self._unmet, self._stale, number = {}, set(), ask.version[0]
+        self._began = number if self._began is None else self._began
+        ask = self._in_lists(ask)
+        asked, named_before, why, bare, missing = ask, frozenset[int](), dict[int, str](), set[int](), set[int]()
         now, end = self.mail.clock.monotonic, math.inf
         for _ in range(TRIES):
             if now() >= end:
@@ -203,6 +231,7 @@ class MaskedSums:
                 bare |= few  # no list of so few may be opened that has shares: they mask anew without
                 continue
             if not self._names_the_same(alive):
+                missing = self._missing(alive) & set(ask.clients.tolist())
                 break
             asked, named_before = alive, clients
             self.offer(alive)
@@ -212,8 +241,28 @@ class MaskedSums:
             if not self._forget_keys(why):
                 amiss = {client: word.removeprefix(LOST) for client, word in (this.wrong | this.lost).items()}
                 return replace(self._checked(ask, alive, this.sums), closed=closed, amiss=amiss)
-        silent = {client for client, word in why.items() if ONE_LIST not in word and word != UNOPENED}
-        return Opened({}, frozenset(), why, self._unmet, frozenset(silent) | self._barred)
+        # An earlier server may have named another list in the first round of this one, and in no later one.
+        unknown = number == self._began
+        silent = {k for k, word in why.items() if word != UNOPENED and not (unknown and ONE_LIST in word)}
+        return Opened({}, frozenset(), why, self._unmet, frozenset(silent | missing) | self._barred)
+
+    def _in_lists(self, ask: Ask) -> Ask:
+        """Return the question to the list that one of its name was opened for in its round: nodes keep to it."""
+        members, lists = set[int](), self._lists_of(ask)
+        for clients in by_slot(ask).values():
+            before = {tuple(lists[client]) for client in clients if client in lists}
+            members |= set(clients if len(before) != 1 else before.pop())
+        return _only(ask, members)
+
+    def _missing(self, ask: Ask) -> set[int]:
+        """Return the clients that lists were named with before, and that did not answer: without them nothing opens."""
+        before = {client for members in self._lists_of(ask).values() for client in members}
+        return before - set(ask.clients.tolist())
+
+    def _lists_of(self, ask: Ask) -> dict[int, list[int]]:
+        """Return by client the list that was named before in a question of this name and round, if there was one."""
+        keys = {client: (ask.version[0], listed(ask.question), client) for client in ask.clients.tolist()}
+        return {client: self._lists[key] for client, key in keys.items() if key in self._lists}
 
     def _names_the_same(self, ask: Ask) -> bool:
         """Tell whether clients were asked to open a question of its round for no other list: they would not."""
@@ -413,8 +462,8 @@ class MaskedSums:
             if fault.place is None:
                 dealers[fault.client] = f"{LOST}its shares are not of the secret that it dealt"
             else:
-                what = f"its share of a secret of client {fault.client} does not open"
-                others[helpers[fault.place]] = f"{LOST}{what}; one of the nodes that are left sent a wrong secret"
+                who = f"client {fault.client} dealt a wrong one, or one of the nodes that are left sent a wrong secret"
+                others[helpers[fault.place]] = f"{LOST}its share of client {fault.client} does not open: {who}"
         this.wrong.update(others | dealers)
         # One wrong secret spoils the shares of all others, so these say nothing of who sent it.
         return {} if vanished else this.lost | dict.fromkeys(others, UNOPENED) | dealers
@@ -491,7 +540,11 @@ class MaskedSums:
 
     def _is_of(self, node: str, key: Bundle) -> bool:
         """Tell whether a key for masks is signed, and no other node said it before: that one alone can use it."""
-        return self.signed(node, key) and self._first.setdefault(key.public, node) == node
+        if not self.signed(node, key):
+            return False
+        if key.public not in self._first and self.file is not None:
+            append(self.file, f"{key.public} {node}")  # before others know it
+        return self._first.setdefault(key.public, node) == node
 
     def _in_enough(self, ask: Ask) -> Ask:
         """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""

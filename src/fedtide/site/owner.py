@@ -162,9 +162,11 @@ class Peers:
             return "its registered key is none, or the owner's rules cannot be read now"
         if allowed is not None and print_ not in allowed:
             return f"its key {print_} is not among the peers that the owner named"
-        keys: dict[str, str] = {}
-        with suppress(OSError, ValueError):
-            keys = {str(name): str(value) for name, value in json.loads(self.file.read_text(encoding="utf-8")).items()}
+        try:  # a file that cannot be read is not written anew: the first key would be another then
+            text = self.file.read_text(encoding="utf-8") if self.file.exists() else "{}"
+            keys = {str(name): str(value) for name, value in json.loads(text).items()}
+        except (OSError, ValueError, AttributeError):
+            return f"the keys of other nodes that it met before cannot be read now ({self.file.name})"
         if keys.get(node, key) != key:
             return f"its key is {print_}, and it was another before; ask its owner"
         if any(name != node and other == key for name, other in keys.items()):

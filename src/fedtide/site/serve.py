@@ -394,6 +394,7 @@ def fleet_of(
         fewest=deploy.fewest,
         heaviest=deploy.heaviest,
         signed=partial(_is_signed, site),
+        said=site.keys,
         vectors=Vectors.of(wire, host.algorithm, host.population.few()),
         waits=waits,
     )

@@ -8,8 +8,9 @@
     run/               the run folder, once the site is served
     private/           what noise needs after a crash, while a private study is served (secret)
     status.json        the nodes that are connected, while the site is served
+    keys               public keys for masks that nodes have said, if sums are masked
 
-`fedtide deploy` makes all but the last three at once, and never writes over anything.
+`fedtide deploy` makes all but the last four at once, and never writes over anything.
 """
 
 import platform
@@ -197,6 +198,11 @@ class Site:
     def private(self) -> Path:
         """The secret folder of what noise needs after a crash."""
         return self.root / "private"
+
+    @property
+    def keys(self) -> Path:
+        """The file of public keys for masks that nodes have said."""
+        return self.root / "keys"
 
     @property
     def status(self) -> Path:

@@ -30,12 +30,16 @@ nodes would do.
 
 If more vanish nothing opens, and the same clients try again, with new masks and without training. They never try
 without the vanished clients. Their messages may only be late, and the server would have two sums that differ by these.
-Two rules keep this so:
+Three rules keep this so:
 
 1. A node opens a question of a round for one list, however often it is asked. It opens no earlier round after a later
-   one. A client that vanished knows no list, so it may still open one more.
+   one. A client that vanished knows no list, so others may still open one with it.
 2. At most a third of a list may vanish, and fewer than are left without the largest nodes. So sums of such lists,
    added and subtracted, tell of no fewer clients: each client is left in one list, and more are left than vanish.
+3. A client deals shares of an answer among at most `SETS` sets of clients, and the nodes of a set open one list for it.
+   Else a client could vanish from many lists, each with others. The mean of their sums would be nearly its answer, and
+   a constant. Two lists of a set need 2t - n nodes that lie, as above. So that all mean the same set, shares are named
+   by it, with nodes and keys. A node that is started again makes no new set.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
@@ -76,6 +80,12 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 KEPT = 8
 """Tries whose secrets a node keeps; it forgets the oldest."""
+
+SETS = 3
+"""Sets of clients among which shares of a client's answer to a question may be dealt: a server tries three times."""
+
+AMONG = "among "
+"""Beginning of the lines that tell these sets in the file of a node's lists."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +238,8 @@ class Masker:
         node: the node's name.
         identity: its registered private key; None for nodes of one process.
         trusts: (name of a node, its registered key) -> why its word does not count; None if it does.
-        lists: file of the lists that sums were opened for, so that a node that is started again knows them. It has a
-            line for each, with a digest and no secret. None keeps them in memory.
+        lists: file of the lists that sums were opened for, and of the sets that shares were dealt among. So a node that
+            is started again knows them. It has a line for each, with a digest and no secret. None keeps them in memory.
     """
 
     def __init__(
@@ -250,13 +260,18 @@ class Masker:
         self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
         self._ever_dealt: set[tuple[Context, int]] = set()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
-        self._lists_of: dict[Context, str] = {}
+        self._lists_of: dict[Hashable, str] = {}
         self._lists = lists
         self._shown: dict[str, str] = {}
+        self._sets: dict[str, set[str]] = {}
         self._latest: dict[int, int] = {}
         for line in lists.read_text(encoding="ascii").splitlines() if lists is not None and lists.is_file() else ():
             question, _, digest = line.rpartition(" ")
-            if len(digest) == 64:  # else a kill left half of it, before anything was shown
+            if len(digest) != 64:  # a kill left half of it, before anything was shown
+                continue
+            if question.startswith(AMONG):
+                self._sets.setdefault(question.removeprefix(AMONG), set()).add(digest)
+            else:
                 self._remember(question, digest)
         self._shared: dict[str, bytes] = {}
 
@@ -335,7 +350,7 @@ class Masker:
             public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
             self._ever_dealt.add((context, client))
-            among = _digest_of(peers)
+            among, names = _digest_of(asked), _digest_of({k: name for k, (name, _) in asked.items()})
             dealing = Dealt(
                 public,
                 "" if self._identity is None else sign(self._identity, about),
@@ -345,7 +360,9 @@ class Masker:
                                 for holder in holders], enough)
                   for kind, secret in (("seed", seed), ("key", key))),
             )  # fmt: skip
-            entry = self._dealt[context, client] = _Deal(dealing, private, seed_of_sum(seed, context, client), peers)
+            entry = self._dealt[context, client] = _Deal(
+                dealing, private, seed_of_sum(seed, context, client), peers, among, names
+            )
             _forget_oldest(self._dealt)
         return entry.dealing
 
@@ -372,7 +389,8 @@ class Masker:
 
         Raises:
             FedtideError: it was masked for this try before, with other numbers or among others. Or its key for this sum
-                is another one. Or some of these nodes have no shares of it, or they are fewer than give it back.
+                is another one. Or some of these nodes have no shares of it, or they are fewer than give it back. Or
+                shares of an answer to the question were dealt among `SETS` other sets of clients.
         """
         total = vector.numpy().view(np.uint64).copy()
         keys = peers if drawn is None else drawn
@@ -382,7 +400,7 @@ class Masker:
         if (context, client) in self._used and (entry is None or entry.same != same):
             raise FedtideError("a sum is masked once in a try")
         if entry is None:
-            agreed, seed, enough, dealt = self._secret, secrets.token_bytes(SEED), 0, ""
+            agreed, seed, enough, dealt, names = self._secret, secrets.token_bytes(SEED), 0, "", ""
             if drawn is not None:
                 mine = self._dealt.get((context, client))
                 if mine is None or drawn.get(client) != mine.dealing.public:
@@ -390,11 +408,12 @@ class Masker:
                 if drawn.keys() != peers.keys() or not peers.items() <= mine.peers.items():
                     raise FedtideError("its key for this sum was dealt without some of those who are asked")
                 agreed, seed, enough = partial(agree, mine.private), mine.seed, mine.dealing.needed
-                dealt = _digest_of(mine.peers)
+                dealt, names = mine.among, mine.names
                 if whole_holders(mine.peers, peers.keys()) < enough:
                     raise FedtideError(f"a sum with shares is of all clients at {enough} nodes or more")
+                self._note_set(self._question(about, client), names)
             links = {j: link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client}
-            entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough, dict(keys), dealt)
+            entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough, dict(keys), dealt, names)
             self._used.add((context, client))
             self._open[context, client] = entry
             _forget_oldest(self._open)
@@ -452,8 +471,9 @@ class Masker:
             raise refused("sum to open", sorted(stay), but)
         others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
         told_digest = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
-        if self._lists_of.setdefault(context, digest) != digest:
-            raise FedtideError(ONE_LIST)
+        for key in (context, (entry.about.round, entry.about.asked, entry.names)) if entry.enough else (context,):
+            if self._lists_of.setdefault(key, digest) != digest:
+                raise FedtideError(ONE_LIST)
         for mine in sorted(named):  # a client of this node cannot have vanished: it keeps to the list, too
             if entry.peers[mine] == self.bundle.public:
                 self._name(entry.about, mine, digest)
@@ -478,7 +498,7 @@ class Masker:
 
     def _name(self, about: Question, client: int, digest: str) -> None:
         """Note the list that a question of a client is opened for; raise if it is another than before."""
-        question = _plain(self.run, client, about.round, about.asked).decode()
+        question = self._question(about, client)
         if question not in self._shown and about.round < self._latest.get(client, about.round):
             raise FedtideError(
                 f"a sum of round {self._latest[client]} was opened before, so none of an earlier round is"
@@ -488,6 +508,20 @@ class Masker:
         if self._lists is not None and question not in self._shown:
             append(self._lists, f"{question} {digest}")
         self._remember(question, digest)
+
+    def _note_set(self, question: str, names: str) -> None:
+        """Note the set of clients among which shares of an answer were dealt; raise if there were enough others."""
+        sets = self._sets.setdefault(question, set())
+        if names in sets:
+            return
+        if len(sets) >= SETS:
+            raise FedtideError(f"shares of an answer are dealt among at most {SETS} sets of clients")
+        if self._lists is not None:
+            append(self._lists, f"{AMONG}{question} {names}")
+        sets.add(names)
+
+    def _question(self, about: Question, client: int) -> str:
+        return _plain(self.run, client, about.round, about.asked).decode()
 
     def _remember(self, question: str, digest: str) -> None:
         _, client, number, _ = json.loads(question)
@@ -590,8 +624,8 @@ def whole_holders(asked: Mapping[int, Hashable], clients: Collection[int]) -> in
     return len(set(asked.values()) - {holder for client, holder in asked.items() if client not in clients})
 
 
-def _digest_of(peers: Mapping[int, str]) -> str:
-    return hashlib.sha256(_plain(sorted(peers.items()))).hexdigest()
+def _digest_of(asked: Mapping[int, object]) -> str:
+    return hashlib.sha256(_plain(sorted(asked.items()))).hexdigest()
 
 
 def enough_left(holders: Mapping[int, Hashable], named: set[int], stay: set[int], enough: int, fewest: int) -> bool:
@@ -663,16 +697,22 @@ class _Sum:
     enough: int
     keys: dict[int, str]
     dealt: str
+    names: str
 
 
 @dataclass(repr=False)
 class _Deal:
-    """The secrets of a client for a sum, its shares of them, and by client that was asked its node's public key."""
+    """The secrets of a client for a sum, its shares of them, and by client that was asked its node's public key.
+
+    Beside that a digest of who was asked, with nodes and keys, and one of the same without keys.
+    """
 
     dealing: Dealt
     private: Any
     seed: bytes
     peers: dict[int, str]
+    among: str
+    names: str
 
 
 def _signed_bytes(run: str, node: str, public: str, *about: object) -> bytes:

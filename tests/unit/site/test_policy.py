@@ -120,6 +120,16 @@ def test_the_first_key_of_a_name_is_taken_and_no_other_one_after_it(tmp_path, ke
     assert json.loads((tmp_path / "peers.json").read_text()) == {"lyon": keys["lyon"]}
 
 
+@pytest.mark.parametrize("damaged", ["", "{", "[]", "folder"])
+def test_keys_that_cannot_be_read_are_not_forgotten(tmp_path, keys, damaged):
+    """Else the next key of a name would be the first one."""
+    file = tmp_path / "peers.json"
+    file.mkdir() if damaged == "folder" else file.write_text(damaged)
+    why = "the keys of other nodes that it met before cannot be read now (peers.json)"
+    assert Peers(file, Policy, print).trusts("lyon", keys["lyon"]) == why
+    assert file.is_dir() or file.read_text() == damaged
+
+
 def test_keys_that_do_not_count(tmp_path, keys):
     def broken() -> Policy:
         raise FedtideError("policy.toml: damaged")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +34,7 @@ from fedtide.remote.messages import (
 from fedtide.remote.node import masked, objection
 from fedtide.remote.node_answers import ROOM
 from fedtide.remote.offline import NearCarrier, near_fleet
-from fedtide.remote.opening import Opened
+from fedtide.remote.opening import MaskedSums, Opened
 from fedtide.remote.policy import Policy
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs.build import host_of
@@ -189,7 +191,10 @@ def test_a_node_that_sends_a_wrong_share_is_named_and_costs_nothing(tmp_path, mo
 
     monkeypatch.setattr(masker, "show", lying)
     assert same(whole.total, asked(host, fleet, torch.arange(6)).total)
-    said = "its share of a secret of client 2 does not open; one of the nodes that are left sent a wrong secret"
+    said = (
+        "its share of client 2 does not open: client 2 dealt a wrong one, or one of the nodes that are left sent a "
+        "wrong secret"
+    )
     assert fleet.record.asks[0]["amiss"] == {"1": said, "2": "its node did not open the sum: lost"}
 
 
@@ -347,6 +352,147 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
     assert fleet.reachable.tolist() == everybody, "else too few were left"
 
 
+def stubborn(fleet: Any, name: str, refuses: Any, fewest: int = 1) -> None:
+    """Have a node refuse what a function says: header -> reason or None; its owner wants some clients in a sum."""
+    node = fleet.carrier.nodes[name]
+
+    def handle(header: Any, payload: bytes) -> Any:
+        if (why := refuses(header)) is not None:
+            return {"clients": {str(client): REFUSED + why for client in header["clients"]}}, b""
+        told, sent = node.handle(header, payload)
+        return ({**told, "fewest": fewest} if header["kind"] == "ask" else told), sent
+
+    fleet.carrier.nodes[name] = SimpleNamespace(handle=handle)
+    fleet.attendance.who = Present(0)
+
+
+@pytest.mark.parametrize(("nodes", "fewest"), [(3, 1), (8, 8)])
+def test_a_node_that_speaks_of_another_list_is_left_out_where_there_was_none(tmp_path, nodes, fewest):
+    """Shares replace it neither of three nodes, nor if its owner wants all clients in a sum."""
+    host, fleet, _ = fleet_of(tmp_path, nodes=nodes)
+    stubborn(fleet, "node-2", lambda header: masks.ONE_LIST if header["kind"] == "unmask" else None, fewest)
+    opened = []
+    for number in range(3):
+        fleet.begin(replace(fleet.moment, round=number))
+        opened.append(asked(host, fleet, fleet.reachable).total is not None)
+    # In the first round it may be true: the server was started, and may have named another list before.
+    assert opened == [False, False, True]
+
+
+def test_a_question_that_comes_again_in_a_round_goes_to_the_list_of_before(tmp_path):
+    """Nodes keep to it. A client that comes later would make another one."""
+    host, fleet, _ = fleet_of(tmp_path)
+    times = Counter[str]()
+
+    def refuses(header: Any) -> str | None:
+        times[header["kind"]] += 1
+        return "not now" if header["kind"] == "ask" and times["ask"] == 1 else None
+
+    stubborn(fleet, "node-2", refuses)
+    replies = [asked(host, fleet, torch.arange(6)) for _ in range(2)]
+    assert [reply.clients.tolist() for reply in replies] == [[0, 1, 3, 4, 5]] * 2
+    assert times["ask"] == 1
+    fleet.begin(replace(fleet.moment, round=1))
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+
+
+def test_a_client_that_is_missing_from_a_later_list_of_a_round_is_left_out(tmp_path):
+    """For twice as long when it does so again, though sums of before opened with it."""
+    host, fleet, _ = fleet_of(tmp_path)
+    times = Counter[int]()
+
+    def refuses(header: Any) -> str | None:
+        times[header["moment"]["round"]] += header["kind"] == "ask"
+        return "not now" if header["kind"] == "ask" and times[header["moment"]["round"]] == 2 else None
+
+    stubborn(fleet, "node-2", refuses)
+    opened, there = [], []
+    for number in range(6):
+        fleet.begin(replace(fleet.moment, round=number))
+        there.append(2 in fleet.reachable.tolist())
+        replies = [asked(host, fleet, fleet.reachable) for _ in range(3)]
+        opened.append([reply.total is not None for reply in replies])
+    assert there == [True, False, True, False, False, True]
+    assert opened == [[True, not away, True] for away in there]
+
+
+def spoiled(tree: Any, rng: random.Random) -> Any:
+    """Return a tree in which one value is another."""
+    if isinstance(tree, dict) and tree:
+        key = rng.choice(list(tree))
+        if rng.random() < 0.1:
+            return {name: value for name, value in tree.items() if name != key}
+        return tree | {key if rng.random() < 0.95 else 77: spoiled(tree[key], rng)}
+    if isinstance(tree, torch.Tensor) and tree.numel() and rng.random() < 0.9:
+        made = tree.clone()
+        made.view(-1)[rng.randrange(tree.numel())] += 1
+        return rng.choice([made, torch.zeros_like(tree), tree.flip(0), tree[:-1]])
+    return rng.choice([None, -1, "x", {}, "0" * 64, "ff" * 32, "09" + "00" * 31, True, torch.zeros(3)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_one_node_says_about_masks_no_sum_is_wrong_and_the_server_goes_on(tmp_path, seed):
+    """Another one vanishes. What the node does not spoil is opened, and a sum that it spoils is lost."""
+    rng, kind = random.Random(seed), ("keys", "deal", "unmask")[seed % 3]
+    host, plain, _ = fleet_of(tmp_path / "plain")
+    host, fleet, _ = fleet_of(tmp_path / "lied", lambda kind, node, times: (kind, node) == ("unmask", "node-4"))
+    node, model = fleet.carrier.nodes["node-2"], host.algorithm.init(plain, Rng(0)).weights
+
+    def handle(header: Any, payload: bytes) -> Any:
+        told, sent = node.handle(header, payload)
+        lies = header["kind"] == kind and sent and header["moment"]["round"] == 0
+        return told, codec.to_bytes(spoiled(codec.decode_message(sent), rng)) if lies else sent
+
+    fleet.carrier.nodes["node-2"] = SimpleNamespace(handle=handle)
+    for number in range(3):
+        for each in (plain, fleet):
+            each.begin(replace(each.moment, round=number))
+        reply = fleet.ask("train", torch.arange(6), model)
+        assert reply.total is not None or (number, kind) == (0, "unmask")
+        if reply.total is not None:
+            assert same(reply.total, plain.ask("train", reply.clients, model).total)
+
+
+def test_a_client_that_is_not_asked_again_is_not_missing(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    fleet.attendance.who = Present(0)
+    assert asked(host, fleet, torch.arange(6)).total is not None
+    assert asked(host, fleet, torch.arange(5)).total is None, "nodes keep to the list of six"
+    fleet.begin(replace(fleet.moment, round=1))
+    assert fleet.reachable.tolist() == fleet.clients.tolist()
+
+
+def test_a_wrong_share_may_be_that_of_who_dealt_it(tmp_path, monkeypatch):
+    """One of the shares was never sealed. Its holder is honest."""
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    masker = fleet.carrier.nodes["node-2"].masker
+    deals = masker.deal
+
+    def lying(*given: Any) -> Any:
+        dealt = deals(*given)
+        return replace(dealt, seeds=bytes(SEALED) + dealt.seeds[SEALED:])
+
+    monkeypatch.setattr(masker, "deal", lying)
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+    word = fleet.record.asks[0]["amiss"]["0"]
+    assert word.startswith("its share of client 2 does not open: client 2 dealt a wrong one, or ")
+
+
+def test_a_node_that_vanishes_from_a_sum_of_scores_costs_nothing(tmp_path):
+    """Nothing else was asked in the round: evaluations have no line in the record of questions."""
+    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "shares": True, "sum_scores": True}, rounds=3)
+    replies = []
+    for gone in ("nobody", "node-2"):
+        host, fleet, _ = fleet_of(
+            tmp_path / gone, lambda kind, node, times, gone=gone: (kind, node) == ("unmask", gone), study=study
+        )
+        model = host.algorithm.init(fleet, Rng(0)).weights
+        replies.append(fleet.score(model, fleet.clients, record=True).by_sum)
+        assert fleet.record.asks == []
+    assert replies[0] is not None
+    assert replies[0] == replies[1]
+
+
 def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(tmp_path):
     host, fleet, trained = fleet_of(tmp_path)
     fleet.attendance.who, fleet._masked.signed = Present(0), lambda node, key, *about: node != "node-2"
@@ -378,6 +524,35 @@ def test_a_key_that_other_nodes_would_refuse_costs_no_sum(tmp_path, copied, monk
     reply = asked(host, fleet, torch.arange(6))
     assert reply.clients.tolist() == [0, 1, 2, 3, 4]
     assert fleet.record.asks[0]["nodes"]["node-5"]["clients"]["5"] == UNSIGNED
+
+
+def test_a_server_that_is_started_again_knows_whose_key_is_whose(tmp_path, monkeypatch):
+    """A node knows the keys of the others, and says that of one before that one does."""
+    ec = masks.library().hazmat.primitives.asymmetric.ec
+    host, fleet, _ = fleet_of(tmp_path)
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in fleet.carrier.nodes}
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, masker=Masker("", name, keys[name]))
+    signed = partial(masks.verified, "")
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+    lines = (tmp_path / "keys").read_text().splitlines()
+    public = {name: node.masker.bundle.public for name, node in fleet.carrier.nodes.items()}
+    assert lines == [f"{public[name]} {name}" for name in list(public)[:6]]
+    with open(tmp_path / "keys", "a") as file:
+        file.write(f"{public['node-7']} node-")  # a kill left half a line
+
+    masker, new = fleet.carrier.nodes["node-0"].masker, Masker("", "node-0", keys["node-0"])
+    signature = masks.sign(keys["node-0"], masks._signed_bytes("", "node-0", public["node-1"]))
+    monkeypatch.setattr(masker, "bundle", replace(masker.bundle, public=public["node-1"], signature=signature))
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    fleet.begin(replace(fleet.moment, round=1))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(1, 8))
+    fleet.carrier.nodes["node-0"] = replace(fleet.carrier.nodes["node-0"], masker=new)
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    fleet.begin(replace(fleet.moment, round=2))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(8))
+    assert len((tmp_path / "keys").read_text().splitlines()) == 9, "of eight nodes, and of one that was started again"
 
 
 def test_a_node_that_always_says_that_its_key_is_another_costs_a_try_and_is_left_out(tmp_path):
@@ -536,6 +711,22 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert word.startswith(REFUSED)
     assert words in word
     assert payload in (b"", codec.to_bytes({}))
+
+
+def test_a_server_cannot_ask_how_large_the_numbers_of_a_client_are(tmp_path):
+    """A sum of very many has little room for each. Client 0 has eight rows, and would say that eight are too many."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
+    header = json.loads(json.dumps(sent.header))
+    header["mask"]["drawn"] = {}
+    words = []
+    for people in (1000, 1001, 2**26, 2**26 + 1):
+        header["mask"]["attempt"] = f"of {people}"
+        header["forms"]["0"]["people"] = people
+        words.append(node.handle(header, sent.payload)[0]["clients"]["0"])
+    but = "refused: a sum of 6 clients has room for {}; allowed: at most 1000"
+    assert words == ["answered", *(but.format(people) for people in (1001, 2**26, 2**26 + 1))]
 
 
 def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_not_sign():
