@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import random
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.data import Texts
+from fedtide.data import Rows, Texts, texts
+from fedtide.data.rows import COLUMNS
 from helpers.language import WORDS, save
 
 pytest.importorskip("transformers")
@@ -169,4 +173,57 @@ def test_what_is_wrong_in_a_folder_is_one_line(files, keys, line, tmp_path, mode
         (tmp_path / "texts" / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(FedtideError, match=line) as refusal:
         Texts((str(tmp_path / "texts"),), tokenizer=str(model), **keys).load(None, 0)
+    assert "\n" not in str(refusal.value)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "classes": {"label": "topic", "client": "who", "domain": "part", "time": "when"},
+    "blocks": {"client": ["who", "part"], "domain": "part", "time": "when"},
+    "nobody": {},
+}
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", ""])
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_a_frame_has_the_bits_of_a_file_with_the_same_rows(keys, library, tmp_path, model):
+    draw = random.Random(0)
+    said = ["sun is up", ' moon, "day" ', "good\nbye", "Z\u00fcrich a", "007", "NA", "good " * 9, "12.5", "\u2014 b"]
+    columns = {
+        "text": [draw.choice(said) for _ in range(60)],
+        "topic": [draw.choice(["light", "dark", "no"]) for _ in range(60)],
+        "who": [draw.randrange(7) for _ in range(60)],
+        "part": [draw.choice(["day", "night"]) for _ in range(60)],
+        "when": [f"2024-01-{draw.randrange(1, 28):02d}T0{draw.randrange(10)}:00" for _ in range(60)],
+    }
+    file = tmp_path / "table.csv"
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([[*columns], *zip(*columns.values(), strict=True)])
+    source = Texts((str(file),), tokenizer=str(model), context=6, **keys).load(None, 0)
+    module = pytest.importorskip(library) if library else None
+    frame = dict if module is None else getattr(module, "DataFrame", getattr(module, "table", None))
+    for data in (str(file), frame(columns)):
+        assert bits(texts(data, tokenizer=str(model), context=6, **keys)) == bits(source)
+
+
+def bits(rows: Rows) -> list[object]:
+    tensors = (getattr(rows, name) for name in ("x", *COLUMNS))
+    names = rows.client_names, rows.domain_names, rows.label_names, rows.padding, rows.classes, rows.cut
+    return [*names, *(None if tensor is None else (tensor.dtype, tensor.tolist()) for tensor in tensors)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "line"),
+    [
+        ({"text": ["sun"]}, {"label": "topic"}, r"^table: no column 'topic'; allowed: text$"),
+        ({"text": ["sun", ""]}, {}, r"^table: row 1: text is empty$"),
+        ({"text": pyarrow.array([["sun"], ["a"]])}, {}, r"^table: row 0: text: found 'lists', allowed: texts$"),
+        ({"text": ["sun"]}, {"context": 0}, r"context: found 0, allowed: "),
+        ({"text": []}, {}, r"^table: no rows$"),
+    ],
+)
+def test_what_is_wrong_in_a_frame_is_one_line(columns, keys, line, model):
+    with pytest.raises(FedtideError, match=line) as refusal:
+        texts(columns, tokenizer=str(model), **keys)
     assert "\n" not in str(refusal.value)

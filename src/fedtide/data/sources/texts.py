@@ -90,8 +90,13 @@ class Texts(Loading):
         name = ", ".join(Path(path).name for path in self.path)
         paths = [find(path, directory) for path in self.path]
         part = PART if any(path.is_dir() for path in paths) else None
-        others = [column for column in (self.label, *self.client, self.domain, self.time, part) if column is not None]
-        return self.rows(name, self._read(paths, name, others), directory, part)
+        return self.rows(name, self._read(paths, name, [*self.columns, *([part] if part else [])]), directory, part)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it reads."""
+        named = (self.text, self.label, *self.client, self.domain, self.time)
+        return [*dict.fromkeys(column for column in named if column is not None)]
 
     def rows(self, name: str, cells: Cells, directory: Path | None, part: str | None = None) -> Rows:
         """Return the rows of a table, some of them for testing if a column of "train" and "test" says the part."""
@@ -109,7 +114,7 @@ class Texts(Loading):
             if held_out.all():
                 raise refused(f"{name}: texts to train on", 0, "1 or more")
             columns |= {"held_out": held_out} if held_out.any() else {}
-        texts = names_of("text", cells, self.text)
+        texts = _texts_in(cells, self.text)
         if self.label is None:
             return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
         x, cut = self._rows(tokenizer, texts)
@@ -120,8 +125,8 @@ class Texts(Loading):
 
         Of its columns that of the text alone is read.
         """
-        cells = self._read([path], path.name, ())
-        x, cut = self._rows(self._tokenizer(directory), names_of("text", cells, self.text))
+        cells = self._read([path], path.name, [self.text])
+        x, cut = self._rows(self._tokenizer(directory), _texts_in(cells, self.text))
         return torch.from_numpy(x), cut
 
     def _tokenizer(self, directory: Path | None) -> Any:
@@ -136,8 +141,7 @@ class Texts(Loading):
     def _names(self, cells: Cells, column: str) -> list[str]:
         return names_of(column, cells, column)
 
-    def _read(self, paths: Sequence[Path], name: str, others: Sequence[str]) -> Cells:
-        names = [*dict.fromkeys([self.text, *others])]
+    def _read(self, paths: Sequence[Path], name: str, names: list[str]) -> Cells:
         if not any(path.is_dir() or any(ending in path.suffixes for ending in JSON_LINES) for path in paths):
             return read_cells(paths, names)
         columns: dict[str, list[Any]] = {column: [] for column in names}
@@ -174,6 +178,50 @@ class Texts(Loading):
         rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **picked)
         y = torch.from_numpy(both[:, 1:].copy())
         return replace(rows, y=y, classes=max(len(tokenizer), int(both.max()) + 1), padding=padding)
+
+
+def texts(
+    data: Any,
+    *,
+    tokenizer: str | None = None,
+    package: str | None = None,
+    text: str = "text",
+    label: str | None = None,
+    client: str | Sequence[str] = (),
+    domain: str | None = None,
+    time: str | None = None,
+    context: int = 128,
+) -> Rows:
+    """Return the rows of texts: the same as of `kind = "texts"` with a file of the same table.
+
+    Args:
+        data: a data frame (pandas, polars, pyarrow), a mapping of columns, or a file or folder, or several.
+        tokenizer: the folder or GGUF file of the model.
+        package: an installed package that has the model, in place of `tokenizer`.
+        text: column of the text.
+        label: column of the class; None predicts the next token.
+        client: column of the natural client, or columns that together name the client.
+        domain: column of the domain.
+        time: column of the time.
+        context: number of tokens of a row.
+    """
+    files = [data] if isinstance(data, str | Path) else data
+    in_files = isinstance(files, Sequence) and files and all(isinstance(file, str | Path) for file in files)
+    path = tuple(map(str, files)) if in_files else ("table",)
+    columns = (client,) if isinstance(client, str) else tuple(client)
+    source = Texts(path, tokenizer, package, text, label, columns, domain, time, context)
+    if in_files:
+        return source.load(None, 0)
+    cells = cells_of(data, "table")
+    find_places("table", [*cells.columns], source.columns)
+    return source.rows("table", cells, None)
+
+
+def _texts_in(cells: Cells, column: str) -> list[str]:
+    """Return a column of texts; raise for an empty one, or if it is of other things."""
+    if other := cells.columns[column].other:
+        raise refused(f"{cells.where(0)}: {column}", other, "texts")
+    return names_of("text", cells, column)
 
 
 def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
