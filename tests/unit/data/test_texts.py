@@ -181,6 +181,7 @@ def test_what_is_wrong_in_a_folder_is_one_line(files, keys, line, tmp_path, mode
 KEYS = {
     "classes": {"label": "topic", "client": "who", "domain": "part", "time": "when"},
     "blocks": {"client": ["who", "part"], "domain": "part", "time": "when"},
+    "pairs": {"prompt": "topic", "client": "who"},
     "nobody": {},
 }
 

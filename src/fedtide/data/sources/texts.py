@@ -1,4 +1,14 @@
-"""Texts as rows of tokens of a pretrained model: a text with its class, or blocks whose next tokens are predicted."""
+"""Texts as rows of tokens of a pretrained model: with a class, as blocks of next tokens, or as answers to prompts.
+
+Choices:
+    - ours: a prompt and its answer are joined by the end of a line, without the template of a chat. A template is a
+      program that comes with a model, and other models have others.
+    - lm-evaluation-harness: if a pair is too long, the beginning of its prompt is cut first. Ours: one token of the
+      prompt stays, and then the end of the answer is cut.
+    - ours: prompt and answer are cut into tokens apart, so that `fedtide predict` begins with the same tokens.
+    - ours: a pair is a row of its own. So no answer sees another pair, and a client weighs as many rows as it has
+      pairs.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,6 +51,10 @@ class Texts(Loading):
     each. Texts come in the order of their time, else of the file. Texts of two domains are not joined. A block has the
     time of its last token.
 
+    With `prompt` a row is a pair: the prompt, the end of a line, the text that answers it, and the mark of its end.
+    Tokens of the answer are predicted. Those of the prompt are given: they have no loss, no bytes, and no part in any
+    measure. If a pair is too long, the beginning of the prompt is cut first.
+
     A folder has a text in each file that ends in `.txt`, in UTF-8, also below folders. Its columns are names: `file`
     without the ending, `folder` of the folder that has the file, and `above` of the folder above that one. So
     `label = "folder"` reads `CLASS/FILE.txt`, and `client = "folder"` reads `CLIENT/FILE.txt`. That label with
@@ -48,7 +62,7 @@ class Texts(Loading):
     of that: what is below `test` is for testing.
 
     Rows are padded at their end. Padding does not count. If a tokenizer has no padding of its own, marks of the end
-    stand for it, and do not count.
+    stand for it. Then they do not count, but at the end of an answer.
 
     Args:
         path: the file, below the data directory or absolute; or several files. They are CSV, Parquet, or JSON lines,
@@ -57,10 +71,12 @@ class Texts(Loading):
         package: an installed package that has the model, in place of `tokenizer`.
         text: column of the text. In JSON lines it may be a list of texts.
         label: column of the class, a number from 0 or a name; None predicts the next token.
+        prompt: column of what is given before the text, in place of a class.
         client: columns that together name the natural client.
         domain: column of the domain (day or night, which site).
         time: column of the time: seconds since 1970, or dates.
-        context: number of tokens of a row. Longer texts with a label are cut, and a run first says how many.
+        context: number of tokens of a row. Longer texts with a label and longer pairs are cut, and a run first says
+            how many.
     """
 
     path: Annotated[Listed, Field(min_length=1)]
@@ -68,6 +84,7 @@ class Texts(Loading):
     package: str | None = None
     text: str = "text"
     label: str | None = None
+    prompt: str | None = None
     client: Listed = ()
     domain: str | None = None
     time: str | None = None
@@ -78,6 +95,8 @@ class Texts(Loading):
         if (self.tokenizer is None) == (self.package is None):
             few = "found no tokenizer and no package; allowed: one, that of the model"
             raise ValueError("found tokenizer and package; allowed: one" if self.tokenizer else few)
+        if self.prompt is not None and self.label is not None:
+            raise ValueError("found prompt and label; allowed: one, because a prompt has an answer and no class")
 
     def folder(self, directory: Path | None) -> Path:
         """Return the folder of the tokenizer."""
@@ -95,7 +114,7 @@ class Texts(Loading):
     @property
     def columns(self) -> list[str]:
         """The columns that it reads."""
-        named = (self.text, self.label, *self.client, self.domain, self.time)
+        named = (self.text, self.label, self.prompt, *self.client, self.domain, self.time)
         return [*dict.fromkeys(column for column in named if column is not None)]
 
     def rows(self, name: str, cells: Cells, directory: Path | None, part: str | None = None) -> Rows:
@@ -115,6 +134,9 @@ class Texts(Loading):
                 raise refused(f"{name}: texts to train on", 0, "1 or more")
             columns |= {"held_out": held_out} if held_out.any() else {}
         texts = _texts_in(cells, self.text)
+        if self.prompt is not None:
+            prompts = encode(tokenizer, [with_end(prompt) for prompt in _texts_in(cells, self.prompt)], None)
+            return self._pairs(name, prompts, encode(tokenizer, texts, None), tokenizer, columns)
         if self.label is None:
             return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
         x, cut = self._rows(tokenizer, texts)
@@ -155,6 +177,24 @@ class Texts(Loading):
                         columns[column].append(text if column == self.text else record[column])
         return replace(cells_of(columns, name), where=places.__getitem__)
 
+    def _pairs(self, name: str, prompts: Any, answers: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
+        """Return a row for each prompt with its answer."""
+        padding, longest = padding_of(tokenizer), self.context + 1
+        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        whole = [(prompt, [*answer, *ends]) for (prompt, _), (answer, _) in zip(prompts, answers, strict=True)]
+        pairs = [cut_pair(*pair, longest) for pair in whole]
+        both = padded([row for row, _ in pairs], longest, padding)
+        begin, end = np.array([(begin, len(row)) for row, begin in pairs]).T[..., None]
+        counted = (np.arange(longest) >= begin) & (np.arange(longest) < end)
+        # The mark of the end may be the padding. A label that no answer has stands for the tokens that do not count.
+        labels = {*both[counted].tolist()}
+        ids = chain([padding], tokenizer.all_special_ids, range(len(tokenizer)))
+        ignored = next((number for number in ids if number not in labels), padding)
+        rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **columns)
+        y = torch.from_numpy(np.where(counted, both, ignored)[:, 1:].copy())
+        cut = sum(len(prompt) + len(answer) > longest for prompt, answer in whole)
+        return replace(rows, y=y, classes=max(len(tokenizer), int(both.max()) + 1), padding=ignored, cut=cut)
+
     def _blocks(self, name: str, tokens: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
         """Return the blocks of the texts of each client and domain, in the order of time."""
         ids = [row for row, _ in tokens]
@@ -187,6 +227,7 @@ def texts(
     package: str | None = None,
     text: str = "text",
     label: str | None = None,
+    prompt: str | None = None,
     client: str | Sequence[str] = (),
     domain: str | None = None,
     time: str | None = None,
@@ -200,6 +241,7 @@ def texts(
         package: an installed package that has the model, in place of `tokenizer`.
         text: column of the text.
         label: column of the class; None predicts the next token.
+        prompt: column of what is given before the text, in place of a class.
         client: column of the natural client, or columns that together name the client.
         domain: column of the domain.
         time: column of the time.
@@ -209,7 +251,7 @@ def texts(
     in_files = isinstance(files, Sequence) and files and all(isinstance(file, str | Path) for file in files)
     path = tuple(map(str, files)) if in_files else ("table",)
     columns = (client,) if isinstance(client, str) else tuple(client)
-    source = Texts(path, tokenizer, package, text, label, columns, domain, time, context)
+    source = Texts(path, tokenizer, package, text, label, prompt, columns, domain, time, context)
     if in_files:
         return source.load(None, 0)
     cells = cells_of(data, "table")
@@ -221,7 +263,7 @@ def _texts_in(cells: Cells, column: str) -> list[str]:
     """Return a column of texts; raise for an empty one, or if it is of other things."""
     if other := cells.columns[column].other:
         raise refused(f"{cells.where(0)}: {column}", other, "texts")
-    return names_of("text", cells, column)
+    return names_of(column, cells, column)
 
 
 def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -264,6 +306,25 @@ def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: in
     for first in range(0, max(len(joined) - 1, 0), context):
         block = joined[first : first + context + 1]
         yield block, number[first + len(block) - 1]
+
+
+def with_end(prompt: str) -> str:
+    """Return a prompt as an answer follows it.
+
+    >>> with_end("Who is it?")
+    'Who is it?\\n'
+    """
+    return f"{prompt}\n"
+
+
+def cut_pair(prompt: list[int], answer: list[int], longest: int) -> tuple[list[int], int]:
+    """Return tokens of a prompt and its answer, cut to a length, and how many of them are the prompt's.
+
+    >>> cut_pair([1, 2, 3], [7, 8], 4), cut_pair([1, 2, 3], [7, 8, 9], 3)
+    (([2, 3, 7, 8], 2), ([3, 7, 8], 1))
+    """
+    prompt = prompt[-max(longest - len(answer), 1) :]
+    return [*prompt, *answer][:longest], len(prompt)
 
 
 def padded(rows: Sequence[Sequence[int]], steps: int, padding: int) -> np.ndarray:
