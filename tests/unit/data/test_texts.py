@@ -107,6 +107,14 @@ def test_an_empty_text_is_named(tmp_path, model):
         Texts((str(file),), tokenizer=str(model), label="topic").load(None, 0)
 
 
+def test_a_table_may_have_one_column_of_texts(tmp_path, model):
+    """Words of a text are not cells, though all texts have as many."""
+    for texts_of in (["sun is up", "moon is up"], ["sun up", "moon up", "bye"]):
+        (tmp_path / "one.csv").write_text("\n".join(["text", *texts_of]))
+        rows = Texts((str(tmp_path / "one.csv"),), tokenizer=str(model), context=9).load(None, 0)
+        assert int((rows.y != rows.padding).sum()) == len(" ".join(texts_of).split()) + len(texts_of) - 1
+
+
 def test_a_folder_without_a_tokenizer_is_named(table, model, tmp_path):
     save(tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").unlink()

@@ -10,8 +10,8 @@ Choices:
       pairs.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,10 +21,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import Cells, cells_of, read_cells
+from fedtide.data.sources.cells import Cells, cells_of, number, read_cells
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
@@ -135,8 +135,8 @@ class Texts(Loading):
             columns |= {"held_out": held_out} if held_out.any() else {}
         texts = _texts_in(cells, self.text)
         if self.prompt is not None:
-            prompts = encode(tokenizer, [with_end(prompt) for prompt in _texts_in(cells, self.prompt)], None)
-            return self._pairs(name, prompts, encode(tokenizer, texts, None), tokenizer, columns)
+            prompts = self.encode_prompts(tokenizer, _texts_in(cells, self.prompt))
+            return self._pairs(name, prompts, self.encode_answers(tokenizer, texts), tokenizer, columns)
         if self.label is None:
             return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
         x, cut = self._rows(tokenizer, texts)
@@ -151,6 +151,58 @@ class Texts(Loading):
         x, cut = self._rows(self._tokenizer(directory), _texts_in(cells, self.text))
         return torch.from_numpy(x), cut
 
+    @property
+    def given(self) -> str:
+        """Column of what stands before a text that is predicted: of the prompt, else of the text itself."""
+        return self.text if self.prompt is None else self.prompt
+
+    def prompts_of(self, path: Path) -> list[str]:
+        """Return the prompts of another file, or its texts if rows have no prompts; no other column is read."""
+        read = replace(self, text=self.given, prompt=None)
+        return _texts_in(read._read([path], path.name, [read.text]), read.text)
+
+    def questions_of(self, path: Path, choices: Sequence[str], right: str | None) -> "Questions":
+        """Return the questions of another file.
+
+        Args:
+            path: of CSV, Parquet or JSON lines.
+            choices: columns of the possible answers, each a text or a list of texts.
+            right: column of the number of the right one, from 0; None if it is not known.
+
+        Raises:
+            FedtideError: a question has fewer than two answers, or no such right one.
+        """
+        names = [*dict.fromkeys([self.given, *choices, *([] if right is None else [right])])]
+        prompts, answers, numbers = [], [], []
+        for where, record in _records(path, names):
+            read = [list_texts(where, column, record[column]) for column in (self.given, *choices)]
+            for column, cells in zip((self.given, *choices), read, strict=True):
+                if not all(map(str.strip, cells)):
+                    raise FedtideError(f"{where}: {column} is empty")
+            prompt, every = read[0], [*chain.from_iterable(read[1:])]
+            if len(prompt) != 1:
+                raise refused(f"{where}: {self.given}", prompt, "a text")
+            if len(every) < 2:
+                raise refused(f"{where}: {', '.join(choices)}", f"{len(every)} choices", "2 or more")
+            if right is not None:
+                place = number(where, right, record[right])
+                if place not in range(len(every)):
+                    raise refused(f"{where}: {right}", record[right], f"0 to {len(every) - 1}, the number of a choice")
+                numbers.append(int(place))
+            prompts += prompt
+            answers.append(every)
+        return Questions(prompts, answers, None if right is None else numbers)
+
+    def encode_prompts(self, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens with which rows begin that have these prompts."""
+        ended = prompts if self.prompt is None else [*map(with_end, prompts)]
+        return [row for row, _ in encode(tokenizer, ended, None)]
+
+    def encode_answers(self, tokenizer: Any, answers: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of answers that follow a prompt; without prompts a space is between."""
+        spaced = [f" {text}" for text in answers] if self.prompt is None else answers
+        return [row for row, _ in encode(tokenizer, spaced, None)]
+
     def _tokenizer(self, directory: Path | None) -> Any:
         return load_tokenizer(self.folder(directory), "data.source.tokenizer")
 
@@ -164,7 +216,7 @@ class Texts(Loading):
         return names_of(column, cells, column)
 
     def _read(self, paths: Sequence[Path], name: str, names: list[str]) -> Cells:
-        if not any(path.is_dir() or any(ending in path.suffixes for ending in JSON_LINES) for path in paths):
+        if not any(path.is_dir() or _is_json_lines(path) for path in paths):
             return read_cells(paths, names)
         columns: dict[str, list[Any]] = {column: [] for column in names}
         places: list[str] = []
@@ -181,7 +233,7 @@ class Texts(Loading):
         """Return a row for each prompt with its answer."""
         padding, longest = padding_of(tokenizer), self.context + 1
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        whole = [(prompt, [*answer, *ends]) for (prompt, _), (answer, _) in zip(prompts, answers, strict=True)]
+        whole = [(prompt, [*answer, *ends]) for prompt, answer in zip(prompts, answers, strict=True)]
         pairs = [cut_pair(*pair, longest) for pair in whole]
         both = padded([row for row, _ in pairs], longest, padding)
         begin, end = np.array([(begin, len(row)) for row, begin in pairs]).T[..., None]
@@ -189,7 +241,7 @@ class Texts(Loading):
         # The mark of the end may be the padding. A label that no answer has stands for the tokens that do not count.
         labels = {*both[counted].tolist()}
         ids = chain([padding], tokenizer.all_special_ids, range(len(tokenizer)))
-        ignored = next((number for number in ids if number not in labels), padding)
+        ignored = next((token for token in ids if token not in labels), padding)
         rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **columns)
         y = torch.from_numpy(np.where(counted, both, ignored)[:, 1:].copy())
         cut = sum(len(prompt) + len(answer) > longest for prompt, answer in whole)
@@ -218,6 +270,30 @@ class Texts(Loading):
         rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **picked)
         y = torch.from_numpy(both[:, 1:].copy())
         return replace(rows, y=y, classes=max(len(tokenizer), int(both.max()) + 1), padding=padding)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Prompts with several answers of which one is right.
+
+    prompts: of each question. choices: its answers. right: number of the right one; None if that is not known.
+    """
+
+    prompts: list[str]
+    choices: list[list[str]]
+    right: list[int] | None
+
+
+def _records(path: Path, names: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a file, with their places for messages; cells are texts, or lists in columns of lists."""
+    if _is_json_lines(path):
+        yield from read_objects(path, names)
+        return
+    cells = read_cells([path], names)
+    columns = {name: cells.columns[name].raw.to_pylist() if cells.columns[name].other else cells.texts(name)
+               for name in names}  # fmt: skip
+    for row in range(len(cells)):
+        yield cells.where(row), {name: column[row] for name, column in columns.items()}
 
 
 def texts(
@@ -257,6 +333,10 @@ def texts(
     cells = cells_of(data, "table")
     find_places("table", [*cells.columns], source.columns)
     return source.rows("table", cells, None)
+
+
+def _is_json_lines(path: Path) -> bool:
+    return any(ending in path.suffixes for ending in JSON_LINES)
 
 
 def _texts_in(cells: Cells, column: str) -> list[str]:
@@ -302,10 +382,10 @@ def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: in
     """
     ends = () if end is None else (end,)
     joined = [*chain.from_iterable([*tokens, *ends] for _, tokens in texts)]
-    number = [*chain.from_iterable([text] * (len(tokens) + len(ends)) for text, tokens in texts)]
+    text_of = [*chain.from_iterable([text] * (len(tokens) + len(ends)) for text, tokens in texts)]
     for first in range(0, max(len(joined) - 1, 0), context):
         block = joined[first : first + context + 1]
-        yield block, number[first + len(block) - 1]
+        yield block, text_of[first + len(block) - 1]
 
 
 def with_end(prompt: str) -> str:
