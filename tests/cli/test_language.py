@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,20 @@ def test_branches_are_chosen_by_the_prompts(next_run):
     (parts, again) = trained.parts_of_rows(x)
     assert parts is again
     assert torch.equal(trained.predict_with(parts[0][0], x).told, trained.predict(x).told)
+
+
+def test_a_prompt_that_decides_alone_has_its_own_branch(next_run):
+    trained = replace(Trained.read(next_run, "T"), decide_per="sample")
+    x = torch.randint(4, 14, (64, 6), generator=torch.Generator().manual_seed(0))
+    predicted = trained.predict(x)
+    assert predicted.choice.unique().tolist() == [0, 1]
+    for row, parts in enumerate(trained.parts_of_rows(x)):
+        ((weights, share),) = parts
+        assert share == 1.0
+        told = trained.predict_with(weights, x[row : row + 1]).told
+        torch.testing.assert_close(told, predicted.told[row : row + 1], rtol=0, atol=1e-6)
+    first, second = (trained.predict_with(weights, x).told for weights in trained.networks)
+    assert float((first - second).abs().amax((1, 2)).min()) > 1e-4  # else it would not matter
 
 
 def test_answers_are_chosen_as_by_plain_sums(pair_run, root, capsys):

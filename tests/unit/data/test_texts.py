@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from pathlib import Path
 
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fedtide.core.errors import FedtideError
 from fedtide.data import Rows, Texts, texts
 from fedtide.data.rows import COLUMNS
+from fedtide.data.sources.texts import Questions
 from helpers.language import WORDS, save
 
 pytest.importorskip("transformers")
@@ -73,6 +76,13 @@ def test_json_lines_with_lists_of_texts_and_clients_of_two_columns(tmp_path, mod
     rows = source.load(None, 0)
     assert rows.client_names == ("a/1", "a/2")
     assert rows.x.tolist() == [[SUN, UP, SEP, BYE, SEP], [MOON, SEP, PAD, PAD, PAD]]
+
+
+def test_half_a_character_is_replaced(tmp_path, model):
+    (tmp_path / "texts.jsonl").write_text('{"text": "a \\ud800 b", "who": "\\ud800"}\n{"text": "b", "who": "ann"}\n')
+    rows = Texts((str(tmp_path / "texts.jsonl"),), tokenizer=str(model), client="who", context=4).load(None, 0)
+    assert rows.client_names == ("?", "ann")
+    assert rows.x[0].tolist() == [A, UNK, B, SEP]
 
 
 @pytest.mark.parametrize(
@@ -236,3 +246,21 @@ def test_what_is_wrong_in_a_frame_is_one_line(columns, keys, line, model):
     with pytest.raises(FedtideError, match=line) as refusal:
         texts(columns, tokenizer=str(model), **keys)
     assert "\n" not in str(refusal.value)
+
+
+def test_questions_of_each_kind_of_file_are_the_same(tmp_path, model):
+    prompts, answers, right = ["sun", "moon is"], [["up", "a b"], ["day", "bye"]], [1, 0]
+    source = Texts(("x.csv",), tokenizer=str(model))
+    columns = {"text": prompts, "choices": answers, "right": right}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "asked.parquet")
+    with (tmp_path / "asked.jsonl").open("w") as file:
+        file.writelines(
+            json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
+        )
+    for kind in ("parquet", "jsonl"):
+        assert source.questions_of(tmp_path / f"asked.{kind}", ["choices"], "right") == Questions(
+            prompts, answers, right
+        )
+    assert source.questions_of(tmp_path / "asked.parquet", ["choices"], None).right is None
+    (tmp_path / "asked.csv").write_text("text,one,two,right\nsun,up,a b,1\nmoon is,day,bye,0\n")
+    assert source.questions_of(tmp_path / "asked.csv", ["one", "two"], "right") == Questions(prompts, answers, right)

@@ -175,9 +175,10 @@ class Texts(Loading):
         names = [*dict.fromkeys([self.given, *choices, *([] if right is None else [right])])]
         prompts, answers, numbers = [], [], []
         for where, record in _records(path, names):
-            read = [list_texts(where, column, record[column]) for column in (self.given, *choices)]
-            for column, cells in zip((self.given, *choices), read, strict=True):
-                if not all(map(str.strip, cells)):
+            read = []
+            for column in (self.given, *choices):
+                read.append([_in_full(text.strip()) for text in list_texts(where, column, record[column])])
+                if "" in read[-1]:
                     raise FedtideError(f"{where}: {column} is empty")
             prompt, every = read[0], [*chain.from_iterable(read[1:])]
             if len(prompt) != 1:
@@ -226,7 +227,7 @@ class Texts(Loading):
                 for text in list_texts(where, self.text, record[self.text]):
                     places.append(where)
                     for column in names:
-                        columns[column].append(text if column == self.text else record[column])
+                        columns[column].append(_in_full(text if column == self.text else record[column]))
         return replace(cells_of(columns, name), where=places.__getitem__)
 
     def _pairs(self, name: str, prompts: Any, answers: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
@@ -339,6 +340,11 @@ def _is_json_lines(path: Path) -> bool:
     return any(ending in path.suffixes for ending in JSON_LINES)
 
 
+def _in_full(value: Any) -> Any:
+    """Return a text without half of a character of two, which nothing can write; other values stay."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
 def _texts_in(cells: Cells, column: str) -> list[str]:
     """Return a column of texts; raise for an empty one, or if it is of other things."""
     if other := cells.columns[column].other:
@@ -361,8 +367,7 @@ def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tup
     if not files:
         raise refused(f"{folder}: files of texts", 0, f"1 or more that end in {PLAIN}, also below its folders")
     for file in files:
-        # Half of a character of two is none that could be written to a record.
-        *folders, name = (part.encode(errors="replace").decode() for part in file.relative_to(folder).parts)
+        *folders, name = map(_in_full, file.relative_to(folder).parts)
         part = folders.pop(0) if folders and folders[0] in PARTS else PARTS[0]
         above = dict(zip(("folder", "above"), reversed(folders), strict=False))
         with reading(file, "a text in UTF-8"), opened(file) as content:
