@@ -141,6 +141,11 @@ def test_predictions_are_those_of_plain_peft_with_the_exported_folder(run, root,
         told = torch.tensor([[float(row[f"p {name}"]) for name in "ab"] for row in rows])
         torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-5)
         assert [row["class"] for row in rows] == ["ab"[best] for best in expected.argmax(1)]
+    Path("new").mkdir()  # a folder of the same texts
+    for number, text in enumerate(TEXTS):
+        Path(f"new/{number}.txt").write_text(text)
+    assert done("predict", run, "new", *choice, "--out", "new.out") == 0
+    assert Path("new.out").read_text() == Path("csv.out").read_text()
     trained = load_file("adapters/adapter_model.safetensors")
     assert all(value.any() for name, value in trained.items() if "lora_B" in name)  # which begin at 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,16 +90,27 @@ def test_the_beginning_of_a_prompt_is_cut_first_and_then_the_end_of_an_answer(mo
     assert rows.cut == 2
 
 
-def test_the_mark_of_an_end_is_learned_though_it_is_the_padding(model, tmp_path):
+def test_the_mark_of_an_end_is_learned_though_it_is_the_padding(tmp_path):
     """Without a padding of its own the tokenizer pads with [SEP]; then another mark stands for what is given."""
-    folder = save(tmp_path, "llama")
-    file = folder / "tokenizer_config.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({key: value for key, value in content.items() if key != "pad_token"}))
-    rows = pairs(str(folder), ["sun is", "moon"], ["up day", "up"], 5)
+    rows = pairs(changed(tmp_path, pad_token=None), ["sun is", "moon"], ["up day", "up"], 5)
     assert rows.x.tolist() == [[SUN, IS, UP, DAY, SEP], [MOON, UP, SEP, SEP, SEP]]
     assert rows.padding not in (SEP, UP, DAY)
     assert rows.y.masked_fill(~rows.mask(rows.y), -1).tolist() == [[-1, UP, DAY, SEP, -1], [UP, SEP, -1, -1, -1]]
+
+
+def test_a_mark_of_the_beginning_is_there_if_the_tokenizer_has_one(tmp_path):
+    """The tokenizer puts [CLS] before every text."""
+    rows = pairs(changed(tmp_path, bos_token="[CLS]"), ["sun is", "moon"], ["up", "up"], 5)
+    assert rows.x.tolist() == [[CLS, SUN, IS, UP, SEP], [CLS, MOON, UP, SEP, PAD]]
+    assert rows.y.tolist() == [[PAD, PAD, UP, SEP, PAD], [PAD, UP, SEP, PAD, PAD]]
+
+
+def changed(folder: Path, **marks: str | None) -> str:
+    """A model whose tokenizer has other marks."""
+    file = save(folder, "llama") / "tokenizer_config.json"
+    content = json.loads(file.read_text()) | marks
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return str(folder)
 
 
 def test_columns_and_mistakes(model, tmp_path):

@@ -5,6 +5,7 @@ Choices:
       program that comes with a model, and other models have others.
     - lm-evaluation-harness: if a pair is too long, the beginning of its prompt is cut first. Ours: one token of the
       prompt stays, and then the end of the answer is cut.
+    - ours: a pair begins with a mark if the tokenizer begins every text with one. Blocks have marks of ends alone.
     - ours: prompt and answer are cut into tokens apart, so that `fedtide predict` begins with the same tokens.
     - ours: a pair is a row of its own. So no answer sees another pair, and a client weighs as many rows as it has
       pairs.
@@ -196,8 +197,10 @@ class Texts(Loading):
 
     def encode_prompts(self, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
         """Return the tokens with which rows begin that have these prompts."""
-        ended = prompts if self.prompt is None else [*map(with_end, prompts)]
-        return [row for row, _ in encode(tokenizer, ended, None)]
+        if self.prompt is None:
+            return [row for row, _ in encode(tokenizer, prompts, None)]
+        begin = beginning_of(tokenizer)
+        return [[*begin, *row] for row, _ in encode(tokenizer, [*map(with_end, prompts)], None)]
 
     def encode_answers(self, tokenizer: Any, answers: Sequence[str]) -> list[list[int]]:
         """Return the tokens of answers that follow a prompt; without prompts a space is between."""
@@ -391,6 +394,12 @@ def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: in
     for first in range(0, max(len(joined) - 1, 0), context):
         block = joined[first : first + context + 1]
         yield block, text_of[first + len(block) - 1]
+
+
+def beginning_of(tokenizer: Any) -> list[int]:
+    """Return the mark with which a tokenizer begins every text; nothing if it has none."""
+    mark = tokenizer.bos_token_id
+    return [mark] if mark is not None and tokenizer("a")["input_ids"][:1] == [mark] else []
 
 
 def with_end(prompt: str) -> str:
