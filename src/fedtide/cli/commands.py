@@ -575,7 +575,7 @@ def predict(
         rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
             For a run of series: a file of series, to forecast. For a run of texts: CSV, Parquet or JSON lines with
             the column of the text, or of the prompt; or a folder of texts.
-        out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
+        out: the file; it must not exist. A class or text that a spreadsheet would compute, such as =1+1, gets an
             apostrophe before it.
     """
     from fedtide.runs.export import predict_file
