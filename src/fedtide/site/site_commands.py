@@ -158,6 +158,7 @@ def join(
     data: list[Path],
     policy: Path | None = None,
     home: Path | None = None,
+    base: str | None = None,
     dry: bool = False,
     health: int | None = None,
     log_json: bool = False,
@@ -166,11 +167,12 @@ def join(
 
     Args:
         ticket: the file from the site.
-        data: a file with the rows of a client: CSV, Parquet or NPZ. If the ticket has several clients, repeat --data
-            for each of them, in the order of their ids.
+        data: a file with the rows of a client: CSV, Parquet or NPZ; of texts also JSON lines. If the ticket has several
+            clients, repeat --data for each of them, in the order of their ids.
         policy: a file with rules of your own, such as values that are never revealed; remembered from the last start;
             "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
+        base: your copy of the study's pretrained model: a folder, a GGUF file, or an installed package.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         health: a port of the loopback at which programs of this machine can ask how the node is.
         log_json: write the log as lines of JSON.
@@ -189,7 +191,7 @@ def join(
         tell(line)
     home = home or Path(invitation.node)
     try:
-        seat = Seat.of(invitation, data, rules_of(home, policy), home)
+        seat = Seat.of(invitation, data, rules_of(home, policy), home, base)
     except Disagreement:
         if not dry:
             tell(tell_server(invitation, home))
