@@ -34,6 +34,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ, Texts
 from fedtide.data.sources.cells import YEAR_1973
 from fedtide.data.sources.tabular import Every
+from fedtide.evaluate.metrics import SHIPPED
 from fedtide.learn.device import CPU
 from fedtide.models.transformer import Transformer, digests_of_model, locate_model, padding_in
 from fedtide.remote.fleet import SIMULATION_ONLY
@@ -122,7 +123,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
             raise refused(f"{where}: {key}", value, allowed, but)
     check_scores(experiment, f"{where}: ")
     for number, metric in enumerate(experiment.metrics):
-        if metric.kind != "python":
+        if metric.kind != "python" and any(shipped.needs for shipped in SHIPPED[metric.kind]):
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")
     deploy = experiment.deploy or Deploy()
     if address is not None:

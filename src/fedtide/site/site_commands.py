@@ -64,6 +64,9 @@ def deploy(
     _say(*describe_sums(site))
     if "learned" in site.about.rows.source:
         _say("tickets: with means, deviations and categories of the study's own rows, which nodes encode theirs by")
+    if (base := site.about.base) is not None:
+        words = f"each node needs '{base.name}' with digest {base.digest} itself, because it is never sent"
+        _say(f"base: {words}: fedtide join ... --base FOLDER")
     _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
     _say(f"to rehearse: fedtide rehearse {out}", f"to start the server: fedtide serve {out}")
     return 0
