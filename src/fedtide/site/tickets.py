@@ -289,8 +289,8 @@ class Ticket(AboutSite):
         ticket.rows.source_at(Path("rows"))
         has_base = isinstance(study_of(ticket.study).model, Transformer)
         if (ticket.base is not None) != has_base or (ticket.rows.is_texts and not has_base):
-            found = "none" if ticket.base is None else ticket.base.name
-            raise refused("base", found, "that of a study whose model is a 'transformer', and texts with it alone")
+            name = "none" if ticket.base is None else ticket.base.name
+            raise refused("base", name, "that of a study whose model is a 'transformer', and texts with it alone")
         return ticket
 
     def check_clock(self, now: datetime) -> None:
