@@ -64,7 +64,7 @@ def _read_rows(path: Path, about: RowsAbout, base: Path | None) -> Rows:
     if isinstance(source, NPZ) and path.is_file() and not is_zipfile(path):
         raise FedtideError(f"{path}: is no NPZ file; this study's rows are NPZ, with x and y: numpy.savez makes them")
     try:
-        if not isinstance(source, NPZ):
+        if not isinstance(source, NPZ) and not path.is_dir():
             header, columns = _names_in(path, source), [*about.columns, *_taken(source)]
             if lacking := [column for column in columns if column not in header]:
                 raise FedtideError(f"{path}: no column '{lacking[0]}'; the study reads: {', '.join(columns)}")
@@ -100,7 +100,8 @@ def _names_in(path: Path, source: CSV | Texts) -> list[str]:
     if isinstance(source, CSV):
         return read_names(path, source.spelling)
     if any(ending in path.suffixes for ending in JSON_LINES):
-        return [*next((record for _, record in read_objects(path, [])), {})]
+        record = next((record for _, record in read_objects(path, [])), {})
+        return [name for name in record if name != "file"]  # which the reader adds
     return read_names(path)
 
 
@@ -124,7 +125,7 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
 def describe_columns(path: Path, about: RowsAbout) -> str | None:
     """Name the columns of a file that are read, and those that are not; None if rows have no columns."""
     source = about.source_at(path.absolute())
-    if isinstance(source, NPZ):
+    if isinstance(source, NPZ) or path.is_dir():
         return None
     header = _names_in(path, source)
     columns = [*_taken(source), *about.columns]

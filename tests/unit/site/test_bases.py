@@ -137,7 +137,10 @@ def test_a_ticket_names_no_place_and_its_base_is_that_of_the_run(place, wanted, 
     assert ticket.base == wanted
     with pytest.raises(FedtideError, match="no such file or folder: /dev/null/base"):
         ticket.experiment.model.build((6,), 3)
-    assert str(place / "model") in "\n".join(seat_of(place, "berlin", tmp_path / "home").describe())
+    lines = list(seat_of(place, "lyon", tmp_path / "home").describe())
+    read_only = f"digest {wanted.digest} as in the study; it is only read, and never sent"
+    assert f"base: {place / 'model'}, {read_only}" in lines
+    assert f"columns: {place / 'lyon.jsonl'}: reads text, topic, shift; leaves alone nothing" in lines
 
 
 def test_without_a_base_the_node_says_what_it_needs(wanted):
@@ -359,6 +362,17 @@ def test_rows_of_texts_need_a_transformer(tmp_path):
         FedtideError, match=r"model\.kind: found 'mlp', but nodes make tokens by the tokenizer of their"
     ):
         describe_rows(study, rows_of(study, 0), None)
+
+
+def test_questions_about_numbers_are_not_asked_of_texts(tmp_path):
+    with pytest.raises(FedtideError, match=r"data\.source\.kind: found 'texts', but its questions are about numbers"):
+        site_of(tmp_path, "i", method=[{"name": "i", "algorithm": "inspection"}], rounds=5, **MASKED)
+
+
+def test_a_node_without_the_extra_says_what_to_install(wanted, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(FedtideError, match=r'^the study\'s base: needs peft .*; pip install "fedtide\[language\]"$'):
+        find_base(wanted, None)
 
 
 def test_deploy_says_that_each_node_needs_the_base(tmp_path, capsys):
