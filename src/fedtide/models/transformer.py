@@ -33,14 +33,8 @@ ModelPath = Annotated[str, IsFile(NOWHERE)]
 
 CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
 TOKENIZER = "tokenizer.json"
-OTHERS = (
-    "*.safetensors.index.json",
-    "adapter_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-"""Further files of a folder that decide numbers, if they are there."""
+OTHERS = "*.safetensors.index.json", "adapter_config.json", "special_tokens_map.json", "added_tokens.json"
+"""Further files of a folder that the library reads if they are there."""
 LOCAL = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
 """How the library reads a folder: nothing is downloaded, and no code of the folder runs."""
 
@@ -178,7 +172,10 @@ def digests_of_model(where: Path) -> dict[str, str]:
     Raises:
         FedtideError: a file is missing.
     """
-    return {"GGUF": sha256(where)} if where.is_file() else {file.name: sha256(file) for file in model_files(where)}
+    if where.is_file():
+        return {"GGUF": sha256(where)}
+    files = [*model_files(where), *(file for names in OTHERS for file in sorted(where.glob(names)))]
+    return {file.name: sha256(file) for file in files}
 
 
 def has_model(folder: Path) -> bool:
@@ -271,17 +268,12 @@ def check_steps(about: About, steps: int, key: str) -> None:
 def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
     """Return a pretrained model whose parameters are held, the same one at each call, and facts about it.
 
-    On torch's device "meta" it is a copy without numbers.
-
     Args:
         folder: of the model.
         with_logits: with the layer that makes logits of the next token.
     """
     stamp = tuple((str(file), file.stat().st_mtime_ns) for file in model_files(folder))
-    device = torch.get_default_device()
-    with torch.device("cpu"):
-        base, about = _load_base(folder, with_logits, stamp)
-    return (copy.deepcopy(base).to(device) if device.type == "meta" else base), about
+    return _load_base(folder, with_logits, stamp)
 
 
 @lru_cache(maxsize=4)
@@ -335,7 +327,7 @@ def _is_causal(model: nn.Module) -> bool:
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that decide numbers."""
-    return [folder / CONFIG, *(file for names in (WEIGHTS, *OTHERS) for file in sorted(folder.glob(names)))]
+    return [folder / CONFIG, *sorted(folder.glob(WEIGHTS)), *sorted(folder.glob("tokenizer*.json"))]
 
 
 def load_tokenizer(folder: Path, key: str) -> Any:

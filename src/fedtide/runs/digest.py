@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
-from fedtide.models.transformer import Transformer, digests_of_model, has_model, locate_model
+from fedtide.models.transformer import Transformer, find_model, has_model, model_files
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
 from fedtide.wire.ledger import check_released
@@ -85,7 +85,7 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     for name, part in parts.items():
         located(part, data.directory, name, paths)
     packages = packages_of((experiment.model, *settings.values()))
-    return [*paths, *(str(locate_model(None, package)) for package in packages)]
+    return [*paths, *(str(find_model(None, package)) for package in packages)]
 
 
 def packages_of(part: Any) -> Iterator[str]:
@@ -99,11 +99,6 @@ def packages_of(part: Any) -> Iterator[str]:
         yield from packages_of(getattr(part, name))
 
 
-def digest_of_files(digests: Mapping[str, str]) -> str:
-    """Return a short digest of files, from the digest of each by its name."""
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _digest(path: str) -> str:
     """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
 
@@ -113,7 +108,7 @@ def _digest(path: str) -> str:
         FedtideError: the file cannot be read.
     """
     if has_model(Path(path)):
-        return digest_of_files(digests_of_model(locate_model(path, None)))
+        return hashlib.sha256("".join(map(sha256, model_files(find_model(path, None)))).encode()).hexdigest()[:16]
     file = file_of(Path(path))
     if file.exists() and not file.is_file():
         raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")

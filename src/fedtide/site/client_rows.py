@@ -141,7 +141,8 @@ def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
 
     The k-th of equal rows has an id of its own, and is in the same part as the others.
     """
-    x, y = rows.x.contiguous().numpy(), rows.y.numpy()
+    mask = rows.mask(rows.y)
+    x, y = rows.x.contiguous().numpy(), (rows.y if mask is None else rows.y.masked_fill(~mask, -1)).numpy()
     own_test = None if split.merge else rows.held_out
     held_out = torch.zeros(len(rows), dtype=torch.bool) if own_test is None else own_test
     test_share = split.test if split.test is not None else 0.0 if own_test is not None else 0.2
@@ -201,8 +202,8 @@ class FileRows:
             raise refused("--data", f"{len(paths)} files", allowed)
         parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
         sorted_rows, sorted_ids, first = list[Rows](), list[Tensor](), 0
-        for _, path in sorted(zip(clients, paths, strict=True)):
-            rows = read_rows(path, about, base)
+        files = [path for _, path in sorted(zip(clients, paths, strict=True))]
+        for path, rows in zip(files, _padded_alike([read_rows(path, about, base) for path in files]), strict=True):
             ids, positions = divide_rows(rows, split)
             if not len(positions["train"]):
                 raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
@@ -251,6 +252,21 @@ class FileRows:
 
     def _local(self, clients: Tensor) -> Tensor:
         return torch.tensor([self.places[client] for client in clients.tolist()], dtype=torch.int64)
+
+
+def _padded_alike(files: list[Rows]) -> list[Rows]:
+    """Return the rows of files whose steps that do not count have one label: one that no step has that counts."""
+    if len({rows.padding for rows in files}) == 1:
+        return files
+    masks = [rows.y != rows.padding for rows in files]
+    labels = {label for rows, mask in zip(files, masks, strict=True) for label in rows.y[mask].unique().tolist()}
+    padding = next((label for label in range(files[0].classes) if label not in labels), -1)
+    if padding < 0:
+        raise refused("--data: labels of next tokens", "all of the vocabulary", "one less, which stands for the others")
+    return [
+        replace(rows, y=rows.y.masked_fill(~mask, padding), padding=padding)
+        for rows, mask in zip(files, masks, strict=True)
+    ]
 
 
 def _population(

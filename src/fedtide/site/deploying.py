@@ -33,6 +33,7 @@ from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ, Texts
 from fedtide.data.sources.cells import YEAR_1973
+from fedtide.data.sources.files import find
 from fedtide.data.sources.tabular import Every
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.learn.device import CPU
@@ -225,10 +226,12 @@ def check_tokenizer(source: Texts, model: Any, directory: Path | None) -> None:
     if not isinstance(model, Transformer):
         but = "nodes make tokens by the tokenizer of their base"
         raise refused("model.kind", model.kind, "'transformer' for rows of texts", but)
-    tokenizer, base = source.locate(directory), locate_model(model.path, model.package)
+    key = "data.source.tokenizer"
+    path = None if source.tokenizer is None else str(find(source.tokenizer, directory, key))
+    tokenizer, base = locate_model(path, source.package, key), locate_model(model.path, model.package)
     if tokenizer != base and digests_of_model(tokenizer) != digests_of_model(base):
         but = "its files are others, and a node has one base"
-        raise refused("data.source.tokenizer", str(tokenizer), f"that of the model, {base}", but)
+        raise refused(key, str(tokenizer), f"that of the model, {base}", but)
 
 
 def _days_of(rows: Rows) -> tuple[float, ...]:

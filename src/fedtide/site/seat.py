@@ -32,6 +32,7 @@ from fedtide.data.sources.texts import Texts
 from fedtide.data.transforms import shape_after
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
+from fedtide.models.transformer import Transformer
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.line import Caller, tell_disagreement
@@ -40,12 +41,12 @@ from fedtide.remote.node import Node
 from fedtide.remote.node_memory import JudgedModels
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.build import host_of, task_of
-from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, read_texts, table
+from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, table
 from fedtide.runs.privacy import check_delta
 from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
-from fedtide.site.bases import at_base, find_base
+from fedtide.site.bases import at_base, count_trained, find_base
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
 from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.machine import Health, Log, check_own, read_private_key
@@ -310,10 +311,14 @@ def check_size(study: Experiment, about: RowsAbout) -> None:
     most = max(THREADS, os.cpu_count() or 1)
     if study.fleet.threads > most:
         raise refused("study: fleet.threads", study.fleet.threads, f"at most {most} on this machine")
+    shape = shape_after(study.data.transforms, "rows", about.shape)
     try:
-        with torch.device("meta"):  # shapes alone
-            network = study.model.build(shape_after(study.data.transforms, "rows", about.shape), about.classes)
-        count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+        if isinstance(study.model, Transformer):  # its base is on this machine already
+            count = count_trained(study.model, shape[0], about.classes)
+        else:
+            with torch.device("meta"):  # shapes alone
+                network = study.model.build(shape, about.classes)
+            count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     except RuntimeError as error:
         raise FedtideError(f"study: its model cannot be made ({str(error).splitlines()[0]})") from None
     if count > NUMBERS:
@@ -555,7 +560,11 @@ def predict_at_node(
     about = ticket.rows
     source = about.source_at(path, base)
     if isinstance(source, Texts):
-        rows = read_texts(source, path, None, "the study")
+        if about.predicts_next:
+            raise refused("the study: rows", "sequences", "rows with one label each")
+        rows, cut = source.texts_of(path, None)
+        if cut:
+            print(f"fedtide: {path}: {cut} of {len(rows)} rows are cut to {source.context} tokens", file=sys.stderr)
     elif isinstance(source, CSV) and source.learned is not None:
         rows = source.encoded(path, None)
     else:

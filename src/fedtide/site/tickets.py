@@ -27,7 +27,6 @@ from fedtide.fields.shapes import explained, fields_of, marks_of, ranges
 from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
 from fedtide.models.transformer import Transformer
-from fedtide.runs.digest import digest_of_files
 from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import write_new
 from fedtide.tuning.between_clients import methods_of
@@ -60,8 +59,8 @@ Sha256 = Annotated[str, spelled("[0-9a-f]{64}", "64 of 0-9 and a-f")]
 PackageName = Annotated[str, spelled("[A-Za-z_][0-9A-Za-z_]{0,99}", "the name of a package, as Python imports it")]
 AT_NODE = "/dev/null/base"
 """Path of the base in the study of a ticket: there is none, because each node finds its own."""
-PLACES = ("path", "package")
-"""Keys of a model that say where its files are."""
+PLACES = ("path", "package", "cache_mb")
+"""Keys of a model that each machine decides by itself: where its files are, and how much memory it may take."""
 READ = {
     "csv": (
         "label",
@@ -107,6 +106,11 @@ class Base(Strict):
     def digest(self) -> str:
         """Short digest of all files."""
         return digest_of_files(self.files)
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """Return a short digest of files, from the digest of each by its name."""
+    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()[:16]
 
 
 class RowsAbout(Strict):

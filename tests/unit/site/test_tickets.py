@@ -246,6 +246,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (study(rounds=-1), "study: rounds: found -1"),
     # bases
     (pretrained(path="/etc"), "study.model.path: found .*, allowed: no such key in a ticket"),
+    (pretrained(cache_mb=10**9), "study.model.cache_mb: found .*, allowed: no such key in a ticket"),
     (pretrained(package="os"), "study.model.package: found .*, allowed: no such key in a ticket"),
     (study(model="transformer:/etc"), "study.model: found .*, allowed: no file and no package"),
     (pretrained(adapters=EVIL), "study: model.adapters"),

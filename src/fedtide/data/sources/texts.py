@@ -19,19 +19,10 @@ from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.tabular import labels_of, names_of
 from fedtide.data.sources.text import Listed, list_texts, read_objects
 from fedtide.fields.types import Count, ingredient
-from fedtide.models.transformer import (
-    NOWHERE,
-    ModelPath,
-    encode,
-    find_model,
-    load_tokenizer,
-    locate_model,
-    padding_of,
-)
+from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, load_tokenizer, padding_of
 
 JSON_LINES = ".jsonl", ".ndjson"
 """Endings of files of JSON lines."""
-TOKENIZER = "data.source.tokenizer"
 
 
 @ingredient
@@ -77,12 +68,9 @@ class Texts(Loading):
 
     def folder(self, directory: Path | None) -> Path:
         """Return the folder of the tokenizer."""
-        return find_model(str(self.locate(directory)), None, TOKENIZER)
-
-    def locate(self, directory: Path | None) -> Path:
-        """Return the folder or GGUF file of the model whose tokenizer it is."""
-        path = None if self.tokenizer is None else str(find(self.tokenizer, directory, TOKENIZER, hint=NOWHERE))
-        return locate_model(path, self.package, TOKENIZER)
+        key = "data.source.tokenizer"
+        path = None if self.tokenizer is None else str(find(self.tokenizer, directory, key, hint=NOWHERE))
+        return find_model(path, self.package, key)
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
@@ -114,7 +102,7 @@ class Texts(Loading):
         return torch.from_numpy(x), cut
 
     def _tokenizer(self, directory: Path | None) -> Any:
-        return load_tokenizer(self.folder(directory), TOKENIZER)
+        return load_tokenizer(self.folder(directory), "data.source.tokenizer")
 
     def _rows(self, tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         """Return a padded row for each text, and how many were cut."""
