@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 from zipfile import is_zipfile
 
 import numpy as np
@@ -258,7 +258,7 @@ def _padded_alike(files: list[Rows]) -> list[Rows]:
     """Return the rows of files whose steps that do not count have one label: one that no step has that counts."""
     if len({rows.padding for rows in files}) == 1:
         return files
-    masks = [rows.y != rows.padding for rows in files]
+    masks = [cast(Tensor, rows.mask(rows.y)) for rows in files]
     labels = {label for rows, mask in zip(files, masks, strict=True) for label in rows.y[mask].unique().tolist()}
     padding = next((label for label in range(files[0].classes) if label not in labels), -1)
     if padding < 0:
