@@ -107,9 +107,10 @@ FLOWER ?=
 flower: .venv/flower/.installed
 	.venv/flower/bin/python -m pytest -n 0 tests/flower $(FLOWER)
 
-# Files whose tests are skipped without the extra `language`.
+# Files whose tests are skipped without the extra `language`. All of them: make language LANGUAGE=--thorough
+LANGUAGE ?=
 language: .venv/language/.installed
-	.venv/language/bin/python -m pytest -n 0 $$(grep -rl "helpers.language" tests --include="test_*.py")
+	.venv/language/bin/python -m pytest -n 0 $(LANGUAGE) $$(grep -rl "helpers.language" tests --include="test_*.py")
 
 # Pages and packages whose names and sentences are checked.
 PROSE := src/fedtide docs README.md CONTRIBUTING.md

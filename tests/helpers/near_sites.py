@@ -16,6 +16,7 @@ from fedtide.remote.fleet import RemoteFleet
 from fedtide.remote.offline import NearCarrier
 from fedtide.remote.schedule import Present, RoundClock
 from fedtide.runs import folder as run_folder
+from fedtide.runs.build import metrics_of
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import private_wire
 from fedtide.site.client_rows import host_without_rows
@@ -63,7 +64,8 @@ def serve_near(site: Site, nodes: dict[str, Any], rounds: int = 4, *, judged: bo
         run_folder.create(site.experiment, site.run)
     host = host_at(site)
     fleet = fleet_at(site, {node.name: nodes[node.name] for node in site.roster.node if not node.left}, host)
-    judge = Judge(host.algorithm, fleet, views(host.population) if judged else [], site.method.decide_per)
+    judged_on, metrics = views(host.population) if judged else [], metrics_of(site.experiment)
+    judge = Judge(host.algorithm, fleet, judged_on, site.method.decide_per, metrics)
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
     played = Run(experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge, until=rounds)
     assert [progress.round for progress in played][-1] == rounds

@@ -35,6 +35,9 @@ class ClientRows(Protocol):
     def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
         """Count the units of evaluation of each of `clients`: its rows, or all steps of its sequences."""
 
+    def counts(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Count the rows of each of `clients`."""
+
     def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
         """Return the rows of several clients, and for each row its owner's position in `clients`.
 
@@ -87,7 +90,7 @@ class Clients:
         """Return the part of a client in a sum of scores; with too few rows it is that of one without rows."""
         part, grouping, other = parts_of(ask.question)
         ids = torch.tensor([client])
-        if int(self.rows.sizes(ids, part, ask.moment)) < self.rows_at_least:
+        if int(self.rows.counts(ids, part, ask.moment)) < self.rows_at_least:
             return NO_ROWS
         scoring = Scoring(replace(ask, question="adapt", purpose="adapt", clients=ids, slot=None), part)
         scoring = replace(scoring, grouping=grouping, other=other)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
@@ -32,6 +33,10 @@ ModelPath = Annotated[str, IsFile(NOWHERE)]
 
 CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
 TOKENIZER = "tokenizer.json"
+OTHERS = "*.safetensors.index.json", "adapter_config.json", "special_tokens_map.json", "added_tokens.json"
+"""Further files of a folder that the library reads if they are there."""
+LOCAL = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
+"""How the library reads a folder: nothing is downloaded, and no code of the folder runs."""
 
 
 @ingredient
@@ -133,6 +138,16 @@ def find_model(path: str | None, package: str | None, key: str = "model") -> Pat
     Raises:
         FedtideError: there is no model, or more than one.
     """
+    where = locate_model(path, package, key)
+    return where if where.is_dir() else _converted(where, f"{key}.{'path' if package is None else 'package'}")
+
+
+def locate_model(path: str | None, package: str | None, key: str = "model") -> Path:
+    """Return the folder or the GGUF file of a model, by its path or the package that has it; nothing is run or changed.
+
+    Raises:
+        FedtideError: there is no model, or more than one.
+    """
     where = _folder_of_package(package, key) if package is not None else Path(str(path)).expanduser()
     key = f"{key}.{'path' if package is None else 'package'}"
     if not where.exists():
@@ -146,7 +161,21 @@ def find_model(path: str | None, package: str | None, key: str = "model") -> Pat
         raise FedtideError(f"{key}: {where}: found no model; {NOWHERE}")
     if len(files) > 1:
         raise refused(f"{key}: {where}", f"{len(files)} models", f"one, such as path = '{files[0]}'")
-    return files[0] if files[0].is_dir() else _converted(files[0], key)
+    return files[0]
+
+
+def digests_of_model(where: Path) -> dict[str, str]:
+    """Return the digests of a model's files by their names; see `locate_model`.
+
+    A GGUF file counts as it is, under any name, because what it is converted to depends on versions.
+
+    Raises:
+        FedtideError: a file is missing.
+    """
+    if where.is_file():
+        return {"GGUF": sha256(where)}
+    files = [*model_files(where), *(file for names in OTHERS for file in sorted(where.glob(names)))]
+    return {file.name: sha256(file) for file in files}
 
 
 def has_model(folder: Path) -> bool:
@@ -177,7 +206,7 @@ def _converted(file: Path, key: str) -> Path:
         return folder
     transformers = library("transformers", key)
     library("gguf", key)
-    from_file = {"gguf_file": file.name, "local_files_only": True}
+    from_file = {"gguf_file": file.name, **LOCAL}
     print(f"fedtide: {key}: converting {file.name} once, which takes a minute, to {folder}", file=sys.stderr)
     with _quiet(transformers), redirect_stderr(io.StringIO()), _made_once(folder) as temporary:
         try:
@@ -256,13 +285,13 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     with _quiet(transformers), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # weights that are not in the file, and that nothing reads
         try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(str(folder), **LOCAL)
             for name, value in config.to_dict().items():
                 if "drop" in name and isinstance(value, float):
                     setattr(config, name, 0.0)
             model, report = kind.from_pretrained(
-                str(folder), config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32,
-                attn_implementation="sdpa", output_loading_info=True,
+                str(folder), config=config, use_safetensors=True, dtype=torch.float32, attn_implementation="sdpa",
+                output_loading_info=True, **LOCAL,
             )  # fmt: skip
         except Exception as error:  # whatever the library raises for files that are no model of its own
             why = " ".join(str(error).split())[:200]
@@ -312,7 +341,7 @@ def load_tokenizer(folder: Path, key: str) -> Any:
         raise FedtideError(f"{key}: {folder}: no {TOKENIZER}, allowed: the folder of a model with its tokenizer")
     with _quiet(transformers):
         try:
-            return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            return transformers.AutoTokenizer.from_pretrained(str(folder), **LOCAL)
         except Exception as error:  # whatever the library raises for a file that is no tokenizer
             raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
 

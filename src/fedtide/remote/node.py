@@ -335,7 +335,7 @@ class Node:
             self._keep_received(asked, header, payload, memory)
             return {"clients": dict.fromkeys(words, f"{REFUSED}{why}")}, {}
         ask, least, whole = _ask_of(asked, asked.clients), self.policy().rows_at_least, list[int]()
-        rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
+        rows = self.rows.counts(ask.clients, asked.part, ask.moment)
         few = set(ask.clients[(rows > 0) & (rows < least)].tolist())
         for client in asked.clients:
             if client in few:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 from zipfile import is_zipfile
 
 import numpy as np
@@ -26,10 +26,12 @@ from fedtide.data.partition import Split
 from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.data.sources import NPZ
+from fedtide.data.sources import NPZ, Texts
 from fedtide.data.sources.cells import read_cells
 from fedtide.data.sources.table_files import read_names
 from fedtide.data.sources.tabular import CSV
+from fedtide.data.sources.text import read_objects
+from fedtide.data.sources.texts import JSON_LINES
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.fleets.engines import Host
 from fedtide.learn.target import CLASSES, Target
@@ -42,8 +44,8 @@ class Disagreement(FedtideError):
     """The error of a file whose rows are not those of the study; the server is told of it as of one of a count."""
 
 
-def read_rows(path: Path, about: RowsAbout) -> Rows:
-    """Read the rows of one client, with classes numbered as in the whole study.
+def read_rows(path: Path, about: RowsAbout, base: Path | None = None) -> Rows:
+    """Read the rows of one client, with classes numbered as in the whole study; texts by the tokenizer of a base.
 
     Raises:
         FedtideError: there is no such file.
@@ -52,20 +54,22 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
     if not path.exists():
         raise FedtideError(f"{path}: no such file")
     try:
-        return _read_rows(path, about)
+        return _read_rows(path, about, base)
     except FedtideError as error:
         raise Disagreement(str(error)) from None
 
 
-def _read_rows(path: Path, about: RowsAbout) -> Rows:
-    source = about.source_at(path.absolute())
+def _read_rows(path: Path, about: RowsAbout, base: Path | None) -> Rows:
+    source = about.source_at(path.absolute(), base)
     if isinstance(source, NPZ) and path.is_file() and not is_zipfile(path):
         raise FedtideError(f"{path}: is no NPZ file; this study's rows are NPZ, with x and y: numpy.savez makes them")
     try:
-        if isinstance(source, CSV):
-            header, columns = read_names(path, source.spelling), [*about.columns, *source.taken]
+        if not isinstance(source, NPZ) and not path.is_dir():
+            header, columns = _names_in(path, source), [*about.columns, *_taken(source)]
             if lacking := [column for column in columns if column not in header]:
                 raise FedtideError(f"{path}: no column '{lacking[0]}'; the study reads: {', '.join(columns)}")
+            if isinstance(source, Texts) and source.domain not in header:  # all texts are of one
+                source = replace(source, domain=None)
         rows = source.load(None, 0)
     except FedtideError as error:  # keys of the study mean nothing at a node
         raise FedtideError(re.sub(r"; data\.source\.[^;]*", "", str(error))) from None
@@ -91,6 +95,22 @@ def _read_rows(path: Path, about: RowsAbout) -> Rows:
     return replace(rows, classes=about.classes, domain=None, client=None, client_names=(), domain_names=("all",))
 
 
+def _names_in(path: Path, source: CSV | Texts) -> list[str]:
+    """Return the columns of a file; of JSON lines the keys of the first one."""
+    if isinstance(source, CSV):
+        return read_names(path, source.spelling)
+    if any(ending in path.suffixes for ending in JSON_LINES):
+        record = next((record for _, record in read_objects(path, [])), {})
+        return [name for name in record if name != "file"]  # which the reader adds
+    return read_names(path)
+
+
+def _taken(source: CSV | Texts) -> list[str]:
+    """Return the columns that a file must have beside those of features."""
+    columns = source.taken if isinstance(source, CSV) else [source.text, source.label, source.time]
+    return [column for column in columns if column is not None]
+
+
 def _first_row(path: Path, about: RowsAbout, label: str) -> str:
     """Name the first row of a table that has a label."""
     source = about.source_at(path.absolute())
@@ -105,12 +125,14 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
 def describe_columns(path: Path, about: RowsAbout) -> str | None:
     """Name the columns of a file that are read, and those that are not; None if rows have no columns."""
     source = about.source_at(path.absolute())
-    if not isinstance(source, CSV):
+    if isinstance(source, NPZ) or path.is_dir():
         return None
-    header = read_names(path, source.spelling)
-    columns = [*source.taken, *source.feature_names(None)]
+    header = _names_in(path, source)
+    columns = [*_taken(source), *about.columns]
+    columns += [source.domain] if isinstance(source, Texts) and source.domain in header else []
     others = [column for column in header if column not in columns]
-    encoded = "" if source.learned is None else "; scales, fills and encodes them as the ticket says"
+    is_encoded = isinstance(source, CSV) and source.learned is not None
+    encoded = "; scales, fills and encodes them as the ticket says" if is_encoded else ""
     return f"reads {', '.join(columns)}; leaves alone {', '.join(others) or 'nothing'}{encoded}"
 
 
@@ -119,7 +141,8 @@ def divide_rows(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:
 
     The k-th of equal rows has an id of its own, and is in the same part as the others.
     """
-    x, y = rows.x.contiguous().numpy(), rows.y.numpy()
+    mask = rows.mask(rows.y)
+    x, y = rows.x.contiguous().numpy(), (rows.y if mask is None else rows.y.masked_fill(~mask, -1)).numpy()
     own_test = None if split.merge else rows.held_out
     held_out = torch.zeros(len(rows), dtype=torch.bool) if own_test is None else own_test
     test_share = split.test if split.test is not None else 0.0 if own_test is not None else 0.2
@@ -165,8 +188,11 @@ class FileRows:
         split: Split,
         transforms: tuple[Prepare, ...] = (),
         of: str = "ticket",
+        base: Path | None = None,
     ) -> "FileRows":
         """Read a file for each client, in the order of their ids; `of` names what lists the clients.
+
+        Texts become tokens by the tokenizer of `base`.
 
         Raises:
             FedtideError: a file is missing or does not fit the study, or leaves no row for training.
@@ -176,8 +202,8 @@ class FileRows:
             raise refused("--data", f"{len(paths)} files", allowed)
         parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
         sorted_rows, sorted_ids, first = list[Rows](), list[Tensor](), 0
-        for _, path in sorted(zip(clients, paths, strict=True)):
-            rows = read_rows(path, about)
+        files = [path for _, path in sorted(zip(clients, paths, strict=True))]
+        for path, rows in zip(files, _padded_alike([read_rows(path, about, base) for path in files]), strict=True):
             ids, positions = divide_rows(rows, split)
             if not len(positions["train"]):
                 raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
@@ -195,6 +221,7 @@ class FileRows:
             y=torch.cat([rows.y for rows in sorted_rows]),
             time=torch.cat(times) if len(times) == len(sorted_rows) else None,
             held_out=None,
+            cut=sum(rows.cut for rows in sorted_rows),
         )
         people = _population(joined, parts, len(sorted_rows), transforms)
         places = {client: place for place, client in enumerate(sorted(clients))}
@@ -211,6 +238,10 @@ class FileRows:
         return replace(shard, ids=self.ids[shard.ids.long()], fetch_val=fetch_val)
 
     def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Count the rows of a part of each of `clients`, or all steps of its sequences."""
+        return self.people.sizes(self._local(clients), part)
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
         """Count the rows of a part of each of `clients`."""
         return self.people.counts(self._local(clients), part)
 
@@ -221,6 +252,21 @@ class FileRows:
 
     def _local(self, clients: Tensor) -> Tensor:
         return torch.tensor([self.places[client] for client in clients.tolist()], dtype=torch.int64)
+
+
+def _padded_alike(files: list[Rows]) -> list[Rows]:
+    """Return the rows of files whose steps that do not count have one label: one that no step has that counts."""
+    if len({rows.padding for rows in files}) == 1:
+        return files
+    masks = [cast(Tensor, rows.mask(rows.y)) for rows in files]
+    labels = {label for rows, mask in zip(files, masks, strict=True) for label in rows.y[mask].unique().tolist()}
+    padding = next((label for label in range(files[0].classes) if label not in labels), -1)
+    if padding < 0:
+        raise refused("--data: labels of next tokens", "all of the vocabulary", "one less, which stands for the others")
+    return [
+        replace(rows, y=rows.y.masked_fill(~mask, padding), padding=padding)
+        for rows, mask in zip(files, masks, strict=True)
+    ]
 
 
 def _population(
@@ -257,11 +303,15 @@ def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorith
 
 def zero_row(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:
     """Return a row of zeros as the model sees it."""
-    x, none = features(zero_rows(about).x), torch.zeros(1, dtype=torch.int64)
-    return Shard(apply_transforms(transforms, x), none, none)
+    rows = zero_rows(about)
+    x = apply_transforms(transforms, features(rows.x))
+    return Shard(x, rows.y, torch.zeros(1, dtype=torch.int64), mask=rows.mask(rows.y))
 
 
 def zero_rows(about: RowsAbout) -> Rows:
-    """Return a row of zeros as it is in a file."""
-    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
+    """Return a row of zeros as it is in a file; a row of tokens has another id if zero is padding."""
+    token = int(about.padding == 0)
+    x = torch.full((1, *about.shape), token, dtype=getattr(torch, about.dtype))
+    if about.predicts_next:
+        return Rows("rows", x, x, about.classes, padding=about.padding)
     return Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)

@@ -31,17 +31,22 @@ from fedtide.core.errors import FedtideError, quote, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
-from fedtide.data.sources import CSV, NPZ
+from fedtide.data.sources import CSV, NPZ, Texts
 from fedtide.data.sources.cells import YEAR_1973
+from fedtide.data.sources.files import find
 from fedtide.data.sources.tabular import Every
+from fedtide.evaluate.metrics import SHIPPED
 from fedtide.learn.device import CPU
+from fedtide.models.transformer import Transformer, digests_of_model, locate_model, padding_in
 from fedtide.remote.fleet import SIMULATION_ONLY
-from fedtide.runs.build import cohort_of, host_of, rows_of
+from fedtide.runs.build import cohort_of, host_of, model_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import check_scores, plan_without_sampling
 from fedtide.site import certificates
 from fedtide.site.accounts import describe_plan, ledger_for, warn_of_noise
+from fedtide.site.bases import describe_base
+from fedtide.site.inspecting import QUESTIONS_OF
 from fedtide.site.site import Roster, Site, check_fewest, check_hidden, installed_versions
 from fedtide.site.tickets import READ, SCHEME, AboutSite, RowsAbout, check_portable
 from fedtide.wire.keys import library
@@ -120,7 +125,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
             raise refused(f"{where}: {key}", value, allowed, but)
     check_scores(experiment, f"{where}: ")
     for number, metric in enumerate(experiment.metrics):
-        if metric.kind != "python":
+        if metric.kind != "python" and any(shipped.needs for shipped in SHIPPED[metric.kind]):
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")
     deploy = experiment.deploy or Deploy()
     if address is not None:
@@ -184,7 +189,13 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         FedtideError: files of nodes cannot hold such rows.
     """
     source = experiment.data.source
-    if rows.steps is not None:
+    model = model_of(experiment)
+    if isinstance(source, Texts):
+        if experiment.method[0].algorithm in QUESTIONS_OF:
+            but = "its questions are about numbers, and features of texts are ids of tokens"
+            raise refused("data.source.kind", source.kind, "rows of numbers", but)
+        check_tokenizer(source, model, directory)
+    elif rows.steps is not None:
         raise FedtideError(f"data.source: rows of {rows.name} are sequences, which nodes cannot read from files yet")
     if rows.value is not None:
         but = "nodes read classes alone, and numbers are standardized by all rows"
@@ -193,7 +204,7 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         but = "each node would scale by rows of its own"
         raise refused("data.source.scaled", True, "false, with rows that are scaled before, or a CSV file", but)
     # Rows of sources of other kinds come to nodes as arrays.
-    kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
+    kind = source.kind if isinstance(source, CSV | NPZ | Texts) else "npz"
     settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}
     values = {"kind": kind} | {key: settings[key] for key in READ[kind] if settings.get(key) is not None}
     if "names" in values:
@@ -206,7 +217,21 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         columns=source.feature_names(directory) if isinstance(source, CSV) else (),
         source=values,
         times=_days_of(rows) if isinstance(source, CSV) and not isinstance(source.time, Every) else (),
+        padding=padding_in(model.folder) if isinstance(model, Transformer) else None,
     )
+
+
+def check_tokenizer(source: Texts, model: Any, directory: Path | None) -> None:
+    """Raise unless the tokenizer of texts is that of the model, because a node has one base for both."""
+    if not isinstance(model, Transformer):
+        but = "nodes make tokens by the tokenizer of their base"
+        raise refused("model.kind", model.kind, "'transformer' for rows of texts", but)
+    key = "data.source.tokenizer"
+    path = None if source.tokenizer is None else str(find(source.tokenizer, directory, key))
+    tokenizer, base = locate_model(path, source.package, key), locate_model(model.path, model.package)
+    if tokenizer != base and digests_of_model(tokenizer) != digests_of_model(base):
+        but = "its files are others, and a node has one base"
+        raise refused(key, str(tokenizer), f"that of the model, {base}", but)
 
 
 def _days_of(rows: Rows) -> tuple[float, ...]:
@@ -263,6 +288,7 @@ def _plan_site(
         made=datetime.now(UTC).replace(microsecond=0),
         versions=installed_versions(),
         rows=describe_rows(study, rows, Path(study.data.directory) if study.data.directory else None),
+        base=describe_base(study),
     )
     return Site(root, study, about, roster)
 
@@ -313,6 +339,9 @@ def write_app(experiment: Experiment, method: str | None, nodes: str | None, out
     if experiment.wire is not None:
         but = "masked and private sums need the keys that nodes of 'fedtide serve' have"
         raise FedtideError(f"{where}: wire: found a table, allowed: none in an app for Flower: {but}")
+    if isinstance(experiment.model, Transformer):
+        but = "nodes of 'fedtide join' have a base of their own"
+        raise refused(f"{where}: model.kind", experiment.model.kind, "another in an app for Flower", but)
     if nodes is None:
         host = host_of(experiment, experiment.method[0], experiment.seeds[0], MemoryStore(None))
         nodes = ",".join(f"node-{number}" for number in range(host.population.registered))

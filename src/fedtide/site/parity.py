@@ -33,9 +33,10 @@ from fedtide.core.record import ASKS, ROLLBACKS, read_rounds, rolled_back
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.case import difference
+from fedtide.models.transformer import Transformer, locate_model
 from fedtide.remote.offline import replayed
 from fedtide.runs import folder
-from fedtide.runs.build import host_of, metrics_of
+from fedtide.runs.build import host_of, metrics_of, model_of
 from fedtide.runs.digest import digest_of, verify
 from fedtide.runs.runner import Run
 from fedtide.site import certificates
@@ -326,7 +327,9 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
         if data:
             split, transforms = run.experiment.data.split, run.experiment.data.transforms
-            rows = FileRows.read(data, range(site.roster.clients), site.about.rows, split, transforms, "roster")
+            model, clients = model_of(run.experiment), range(site.roster.clients)
+            base = locate_model(model.path, model.package) if isinstance(model, Transformer) else None
+            rows = FileRows.read(data, clients, site.about.rows, split, transforms, "roster", base)
             host = replace(host, population=rows.people)
         recorded = recorded_sums(site, host)
     else:

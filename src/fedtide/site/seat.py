@@ -20,15 +20,19 @@ from typing import Any, NoReturn
 
 import torch
 
+from fedtide.config import Experiment
 from fedtide.core.atomic import append, check_free, write_text
 from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
+from fedtide.data.rows import Rows
 from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV
+from fedtide.data.sources.texts import Texts
 from fedtide.data.transforms import shape_after
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
+from fedtide.models.transformer import Transformer
 from fedtide.remote.asks import REFUSED
 from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.line import Caller, tell_disagreement
@@ -42,13 +46,14 @@ from fedtide.runs.privacy import check_delta
 from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
+from fedtide.site.bases import at_base, count_trained, find_base
 from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
 from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.machine import Health, Log, check_own, read_private_key
 from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, node_command, write_log, write_settings
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
-from fedtide.site.site import Site, installed_versions
-from fedtide.site.tickets import Ticket
+from fedtide.site.site import TOKENIZING, Site, installed_versions
+from fedtide.site.tickets import RowsAbout, Ticket
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Masker
 from fedtide.wire.pipeline import FLOATING
@@ -78,6 +83,7 @@ class Seat:
         rows: the rows of these files.
         policy: the node's own rules.
         rules: the file of these rules.
+        base: the folder or GGUF file of the study's pretrained base at this node; None if it has none.
     """
 
     ticket: Ticket
@@ -86,14 +92,27 @@ class Seat:
     rows: FileRows
     policy: Policy = Policy()
     rules: Path | None = None
+    base: Path | None = None
 
     @staticmethod
-    def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> "Seat":
+    def read(
+        ticket: Path,
+        data: Sequence[Path],
+        policy: Path | None = None,
+        home: Path | None = None,
+        base: str | None = None,
+    ) -> "Seat":
         """Read a ticket from its file, and all that `of` checks."""
-        return Seat.of(Ticket.read(ticket), data, policy, home)
+        return Seat.of(Ticket.read(ticket), data, policy, home, base)
 
     @staticmethod
-    def of(ticket: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> "Seat":
+    def of(
+        ticket: Ticket,
+        data: Sequence[Path],
+        policy: Path | None = None,
+        home: Path | None = None,
+        base: str | None = None,
+    ) -> "Seat":
         """Read and check all of a seat; nothing is written.
 
         Args:
@@ -101,6 +120,7 @@ class Seat:
             data: files of rows.
             policy: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
+            base: the owner's copy of the study's base, see `fedtide.site.bases.find_base`.
 
         Raises:
             FedtideError: a file is damaged, or does not fit the study or this machine.
@@ -108,11 +128,17 @@ class Seat:
         library()
         ticket.check_clock(datetime.now(UTC))
         check_versions(ticket)
-        study = ticket.experiment
+        if base is not None and ticket.base is None:
+            raise refused("--base", base, "none, because the study has no pretrained base")
+        place = None if ticket.base is None else find_base(ticket.base, base)
+        study = at_base(ticket.experiment, place)
         if study.wire is not None and study.wire.privacy is not None:
             check_delta(study.wire.privacy, ticket.registered, "study: ")
-        rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms)
-        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, read_policy(policy), policy)
+        check_size(study, ticket.rows)
+        rows = FileRows.read(
+            data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place
+        )  # fmt: skip
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, read_policy(policy), policy, place)
         seat.check_home()
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
@@ -163,11 +189,17 @@ class Seat:
         return new
 
     @property
+    def study(self) -> Experiment:
+        """The study of the ticket, with its base at this node."""
+        return at_base(self.ticket.experiment, self.base)
+
+    @property
     def algorithm(self) -> Algorithm:
-        """The algorithm whose works the node does, made from the ticket alone."""
-        check_size(self.ticket)
+        """The algorithm whose works the node does, made from the ticket and its base alone."""
+        study = self.study
+        check_size(study, self.ticket.rows)
         try:
-            return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
+            return algorithm_without_rows(study, self.ticket.rows)
         except RuntimeError as error:  # torch, for a network that is too large
             raise FedtideError(f"study: its model cannot be made here ({str(error).splitlines()[0]})") from None
 
@@ -195,6 +227,7 @@ class Seat:
             "data": [str(path.absolute()) for path in self.data],
             "policy": None if self.rules is None else str(self.rules.absolute()),
             "home": str(self.home.absolute()),
+            "base": None if self.base is None else str(self.base),
         }
 
     @property
@@ -225,6 +258,11 @@ class Seat:
             yield f"rows: {path}: {', '.join(f'{self.rows.count(client, part)} {part}' for part in PARTS)}"
             if columns := describe_columns(path, ticket.rows):
                 yield f"columns: {path}: {columns}"
+        people = self.rows.people.rows
+        if isinstance(people, Rows) and people.cut:
+            yield f"rows: {people.cut} of {len(people)} texts are cut to {ticket.rows.shape[0]} tokens"
+        if ticket.base is not None:
+            yield f"base: {self.base}, digest {ticket.base.digest} as in the study; it is only read, and never sent"
         yield from (f"warning: {doubt.text}" for doubt in self.doubts)
         if self.is_warned:
             yield "warning: the server is told that rows here are far from the study's, and not of what"
@@ -238,13 +276,13 @@ class Seat:
             yield f"warning: delta {delta:g} is too large for {clients} clients; ask for one well below 1/{clients}"
         yield from warn_of_budget(ledger_for(ticket.experiment, self.algorithm), clients)
         here = installed_versions()
-        for name in ("torch", "numpy"):
+        for name in ("torch", "numpy", *(TOKENIZING if ticket.base is not None else ())):
             if name in here and here[name] != (server := ticket.versions.get(name, here[name])):
                 yield f"warning: {name} is {here[name]} here and {server} at the server; last bits may differ"
 
     def describe_study(self) -> Iterator[str]:
         """Say in lines what taking part means, found by a trial of the study."""
-        study, algorithm, about, clients = self.ticket.experiment, self.algorithm, self.ticket.rows, self.ticket.clients
+        study, algorithm, about, clients = self.study, self.algorithm, self.ticket.rows, self.ticket.clients
         wire = FLOATING if study.wire is None else study.wire.build().within(self.policy.clip)
         like = zero_row(about, self.rows.people.transforms)
         yield from describe_terms(algorithm, like, about.classes, self.policy, self.ticket.registered, wire)
@@ -268,16 +306,19 @@ def rules_of(home: Path, policy: Path | None) -> Path | None:
     return Path(before) if before else None
 
 
-def check_size(ticket: Ticket) -> None:
+def check_size(study: Experiment, about: RowsAbout) -> None:
     """Raise if a network or a number of threads would bring this machine down, before anything is made."""
-    study, about = ticket.experiment, ticket.rows
     most = max(THREADS, os.cpu_count() or 1)
     if study.fleet.threads > most:
         raise refused("study: fleet.threads", study.fleet.threads, f"at most {most} on this machine")
+    shape = shape_after(study.data.transforms, "rows", about.shape)
     try:
-        with torch.device("meta"):  # shapes alone
-            network = study.model.build(shape_after(study.data.transforms, "rows", about.shape), about.classes)
-        count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+        if isinstance(study.model, Transformer):  # its base is on this machine already
+            count = count_trained(study.model, shape[0], about.classes)
+        else:
+            with torch.device("meta"):  # shapes alone
+                network = study.model.build(shape, about.classes)
+            count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     except RuntimeError as error:
         raise FedtideError(f"study: its model cannot be made ({str(error).splitlines()[0]})") from None
     if count > NUMBERS:
@@ -356,8 +397,8 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
     """Build a node.
 
     Args:
-        settings: paths of a seat: `ticket`, `data`, `policy`, `home`. For a rehearsal with the rows of a site: `site`,
-            `home`, and `name` if that is not the folder's.
+        settings: paths of a seat: `ticket`, `data`, `policy`, `home`, `base`. For a rehearsal with the rows of a site:
+            `site`, `home`, and `name` if that is not the folder's.
         log: takes what went wrong.
     """
     folder = Path(settings["home"])
@@ -385,8 +426,9 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
 
     else:
         policy = None if settings["policy"] is None else Path(settings["policy"])
-        seat = Seat.read(Path(settings["ticket"]), [Path(path) for path in settings["data"]], policy, folder)
-        experiment, name, key = seat.ticket.experiment, seat.ticket.node, seat.key
+        data, base = [Path(path) for path in settings["data"]], settings.get("base")
+        seat = Seat.read(Path(settings["ticket"]), data, policy, folder, base)
+        experiment, name, key = seat.study, seat.ticket.node, seat.key
         study = ledger_for(experiment, seat.algorithm)
         clip = None if experiment.wire is None else experiment.wire.build().clip
         budget = None if study is None or clip is None else Budget(study, clip, folder / OWN)
@@ -502,7 +544,7 @@ def predict_at_node(
 
     Args:
         folder: the node's folder.
-        path: the file, with the features of the study; a label is not read.
+        path: the file, with the features of the study; a label is not read. Texts may be JSON lines, too.
         out: the new file.
         client: number of one of the node's clients; needed if there are several.
         model: last, best, or the number of rounds of a model that the node has; None means the last.
@@ -514,10 +556,16 @@ def predict_at_node(
         FedtideError: the node was never started or evaluated, has no such model, or the rows are not the study's.
     """
     check_free(out)
-    judged, ticket, number = _read_model(folder, client, model)
+    judged, ticket, base, number = _read_model(folder, client, model)
     about = ticket.rows
-    source = about.source_at(path)
-    if isinstance(source, CSV) and source.learned is not None:
+    source = about.source_at(path, base)
+    if isinstance(source, Texts):
+        if about.predicts_next:
+            raise refused("the study: rows", "sequences", "rows with one label each")
+        rows, cut = source.texts_of(path, None)
+        if cut:
+            print(f"fedtide: {path}: {cut} of {len(rows)} rows are cut to {source.context} tokens", file=sys.stderr)
+    elif isinstance(source, CSV) and source.learned is not None:
         rows = source.encoded(path, None)
     else:
         spelling = source.spelling if isinstance(source, CSV) else Spelling()
@@ -539,14 +587,14 @@ def model_at_node(folder: Path, client: str | None = None, model: str | None = N
         FedtideError: the node was never started or evaluated, has no such model, or which of several networks predicts
             depends on the row.
     """
-    judged, ticket, number = _read_model(folder, client, model)
-    about = described(judged, ticket.experiment, f"client {number}")
+    judged, ticket, base, number = _read_model(folder, client, model)
+    about = described(judged, at_base(ticket.experiment, base), f"client {number}")
     part = "" if model in (None, "last") else f"-{model}"
     return f"{ticket.node}-client-{number}{part}", Model(judged.task, judged.parts(), judged.rows(CHECKED), about)
 
 
-def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[JudgedModel, Ticket, int]:
-    """Return a model of a client in a node's folder, the node's ticket, and the client that is meant."""
+def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[JudgedModel, Ticket, Path | None, int]:
+    """Return a model of a client in a node's folder, the node's ticket and base, and the client that is meant."""
     try:
         settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
         ticket = Ticket.read(Path(settings["ticket"]))
@@ -560,7 +608,9 @@ def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[Judg
         raise FedtideError(f"{folder}: this node has {counted(len(numbers), 'client')}: add {allowed}")
     if client is None:
         raise refused("--client", name, ", ".join(numbers))
-    node, judged, experiment = node_of(settings), JudgedModels(folder / JUDGED).read(which), ticket.experiment
+    base = None if settings.get("base") is None else Path(settings["base"])
+    experiment = at_base(ticket.experiment, base)
+    node, judged = node_of(settings), JudgedModels(folder / JUDGED).read(which)
     assert isinstance(node.rows, FileRows)
     received, memory = node.last_evaluation(judged, client)
     model = JudgedModel(
@@ -573,7 +623,7 @@ def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[Judg
         received=received,
         memory=memory,
     )
-    return model, ticket, client
+    return model, ticket, base, client
 
 
 # -- the program -------------------------------------------------------------------------------------------------------

@@ -35,11 +35,14 @@ from fedtide.fields.types import Flag, Strict, checked
 from fedtide.runs.digest import digest_of
 from fedtide.runs.privacy import check_delta
 from fedtide.site import certificates
+from fedtide.site.bases import check_base
 from fedtide.site.machine import write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
 from fedtide.wire.masks import hidden
 
-PACKAGES = ("fedtide", "torch", "numpy", "grpcio")
+TOKENIZING = ("transformers", "tokenizers", "peft", "gguf")
+"""Packages that read a base and make tokens of texts."""
+PACKAGES = ("fedtide", "torch", "numpy", "grpcio", *TOKENIZING)
 """Packages whose versions nodes compare with the server's."""
 
 
@@ -142,6 +145,7 @@ class Site:
         if len(experiment.method) != 1 or len(experiment.seeds) != 1 or experiment.sweep:
             raise FedtideError(f"{path}: was changed: a site has one method, one seed and no sweep")
         if digest_of(experiment, site.method, site.seed) != about.digest:
+            check_base(about.base, experiment)
             but = "only [deploy] may change; for another study make another site with: fedtide deploy"
             raise FedtideError(f"{path}: was changed, and nodes have tickets of what it was ({about.digest}); {but}")
         check_fewest(site.deploy, site.roster.clients, str(path))
@@ -150,7 +154,8 @@ class Site:
     def write(self) -> None:
         """Write the three files that make a folder a site."""
         write_new(self.root / "study.toml", to_toml(self.experiment).encode())
-        write_new(self.root / "site.toml", tomli_w.dumps(self.about.model_dump(mode="json")).encode())
+        about = self.about.model_dump(mode="json", exclude_none=True)
+        write_new(self.root / "site.toml", tomli_w.dumps(about).encode())
         write_roster(self.root, self.roster)
 
     @property

@@ -43,6 +43,7 @@ def deploy(
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
     from fedtide.config import read
+    from fedtide.site.bases import KNOWN
     from fedtide.site.deploying import make_site, name_method, write_app
     from fedtide.site.site import Roster
     from fedtide.site.status import describe_sums
@@ -64,6 +65,10 @@ def deploy(
     _say(*describe_sums(site))
     if "learned" in site.about.rows.source:
         _say("tickets: with means, deviations and categories of the study's own rows, which nodes encode theirs by")
+    if (base := site.about.base) is not None:
+        package = f"pip install {KNOWN[base.package]} there, or " if base.package in KNOWN else ""
+        words = f"each node needs '{base.name}' with digest {base.digest} itself, because it is never sent"
+        _say(f"base: {words}: {package}fedtide join ... --base FOLDER")
     _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
     _say(f"to rehearse: fedtide rehearse {out}", f"to start the server: fedtide serve {out}")
     return 0
@@ -158,6 +163,7 @@ def join(
     data: list[Path],
     policy: Path | None = None,
     home: Path | None = None,
+    base: str | None = None,
     dry: bool = False,
     health: int | None = None,
     log_json: bool = False,
@@ -166,11 +172,12 @@ def join(
 
     Args:
         ticket: the file from the site.
-        data: a file with the rows of a client: CSV, Parquet or NPZ. If the ticket has several clients, repeat --data
-            for each of them, in the order of their ids.
+        data: a file with the rows of a client: CSV, Parquet or NPZ; of texts also JSON lines. If the ticket has several
+            clients, repeat --data for each of them, in the order of their ids.
         policy: a file with rules of your own, such as values that are never revealed; remembered from the last start;
             "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
+        base: your copy of the study's pretrained model: a folder, a GGUF file, or an installed package.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         health: a port of the loopback at which programs of this machine can ask how the node is.
         log_json: write the log as lines of JSON.
@@ -189,7 +196,7 @@ def join(
         tell(line)
     home = home or Path(invitation.node)
     try:
-        seat = Seat.of(invitation, data, rules_of(home, policy), home)
+        seat = Seat.of(invitation, data, rules_of(home, policy), home, base)
     except Disagreement:
         if not dry:
             tell(tell_server(invitation, home))

@@ -22,10 +22,11 @@ from fedtide.config.schema import STUDIES
 from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
-from fedtide.data.sources import CSV, NPZ
-from fedtide.fields.shapes import explained, fields_of, ranges
+from fedtide.data.sources import CSV, NPZ, Texts
+from fedtide.fields.shapes import explained, fields_of, marks_of, ranges
 from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
+from fedtide.models.transformer import Transformer
 from fedtide.site.certificates import SKEW, check_authority, utc
 from fedtide.site.machine import write_new
 from fedtide.tuning.between_clients import methods_of
@@ -53,6 +54,13 @@ Digest = Annotated[str, spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
 Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Distinct]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), Different]
+FileName = Annotated[str, spelled("[0-9A-Za-z_.-]{1,100}", "1 to 100 of a-z, A-Z, 0-9, '_', '.' and '-'")]
+Sha256 = Annotated[str, spelled("[0-9a-f]{64}", "64 of 0-9 and a-f")]
+PackageName = Annotated[str, spelled("[A-Za-z_][0-9A-Za-z_]{0,99}", "the name of a package, as Python imports it")]
+AT_NODE = "/dev/null/base"
+"""Path of the base in the study of a ticket: there is none, because each node finds its own."""
+PLACES = ("path", "package", "cache_mb")
+"""Keys of a model that each machine decides by itself: where its files are, and how much memory it may take."""
 READ = {
     "csv": (
         "label",
@@ -70,12 +78,39 @@ READ = {
         "learned",
     ),
     "npz": ("names",),
+    "texts": tuple(
+        name for name in fields_of(Texts) if name not in {"client", "kind", *PLACES, *marks_of(Texts, IsFile)}
+    ),
 }
 """Settings of a source by which a file is read."""
 
 
 DAMAGED = "the ticket was damaged or changed; ask the site's owner for it again"
 """What is wrong with a ticket whose content is not that of its seal."""
+
+
+class Base(Strict):
+    """Description of the pretrained base of a study, which each node has itself: it is never sent.
+
+    Args:
+        name: name of its folder, file or package at the server, for people.
+        package: the package that has it at the server; None if none does.
+        files: digests of its files by name, which a node compares with those of its own; no node opens these names.
+    """
+
+    name: Annotated[Text, Field(max_length=200)]
+    package: PackageName | None = None
+    files: Annotated[dict[FileName, Sha256], Field(min_length=1, max_length=1000)]
+
+    @property
+    def digest(self) -> str:
+        """Short digest of all files."""
+        return digest_of_files(self.files)
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """Return a short digest of files, from the digest of each by its name."""
+    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()[:16]
 
 
 class RowsAbout(Strict):
@@ -87,8 +122,9 @@ class RowsAbout(Strict):
         classes: number of classes.
         labels: names of the classes, in order; () if labels are numbers from 0.
         columns: features of a CSV file, in order.
-        source: the study's source without its path, by which a CSV, Parquet or NPZ file is read.
+        source: the study's source without its path, by which a CSV, Parquet, NPZ or JSON lines file is read.
         times: first and last time of the study's own rows, by whole days; () if they have no dates.
+        padding: id of padding of rows of tokens; None for other rows.
     """
 
     shape: Annotated[tuple[Count, ...], Field(max_length=4)]
@@ -98,6 +134,7 @@ class RowsAbout(Strict):
     columns: Names = ()
     source: dict[str, Any]
     times: Annotated[tuple[Finite, ...], Field(max_length=2)] = ()
+    padding: Annotated[Whole, Field(le=10_000_000)] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "RowsAbout":
@@ -109,10 +146,23 @@ class RowsAbout(Strict):
             raise ValueError(f"found {shown(self.times)} as times, allowed: none, or the first and the last")
         if self.columns and "learned" not in self.source and self.shape != (len(self.columns),):
             raise ValueError(f"found {len(self.columns)} columns and rows of shape {self.shape}, allowed: one each")
+        if self.is_texts and (self.padding is None or self.shape != (self.source.get("context"),)):
+            allowed = "tokens of the source's context, with an id of padding"
+            raise ValueError(f"found {shown(self.shape)} as the shape of rows of texts, allowed: {allowed}")
         return self
 
-    def source_at(self, path: Path) -> CSV | NPZ:
-        """Return the source that reads a file of such rows.
+    @property
+    def is_texts(self) -> bool:
+        """Tell whether rows are texts as tokens."""
+        return self.source.get("kind") == Texts.kind
+
+    @property
+    def predicts_next(self) -> bool:
+        """Tell whether the next token is predicted at each step."""
+        return self.is_texts and self.source.get("label") is None
+
+    def source_at(self, path: Path, base: Path | None = None) -> CSV | NPZ | Texts:
+        """Return the source that reads a file of such rows; texts by the tokenizer of a base.
 
         Raises:
             FedtideError: the settings will not do.
@@ -120,13 +170,15 @@ class RowsAbout(Strict):
         settings = {key: value for key, value in self.source.items() if key != "kind"}
         kind = self.source.get("kind")
         if not isinstance(kind, str) or kind not in READ:
-            raise refused("rows.source.kind", kind, "csv, npz")
+            raise refused("rows.source.kind", kind, ", ".join(READ))
         for key in settings:
             if key not in READ[kind]:
                 raise unknown("rows.source", key, READ[kind])
         with within("rows.source"):
             if kind == "npz":
                 return NPZ(path=str(path), **settings)
+            if kind == "texts":
+                return Texts(path=(str(path),), tokenizer=AT_NODE if base is None else str(base), **settings)
             return CSV(path=str(path), features=self.columns or None, **settings)
 
 
@@ -139,6 +191,7 @@ class AboutSite(Strict):
         made: time of making.
         versions: versions of packages where the site was made.
         rows: what rows look like.
+        base: the pretrained base of its model; None if there is none.
     """
 
     scheme: Literal[1]
@@ -146,6 +199,7 @@ class AboutSite(Strict):
     made: datetime
     versions: Versions
     rows: RowsAbout
+    base: Base | None = None
 
 
 class Ticket(AboutSite):
@@ -172,13 +226,13 @@ class Ticket(AboutSite):
     @property
     def seal(self) -> str:
         """Digest of the whole ticket, in groups of four, for people to compare."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return "-".join(digest[at : at + 4] for at in range(0, 32, 4))
 
     @property
     def experiment(self) -> Experiment:
-        """The study, with its one method.
+        """The study, with its one method; a base has no place in it.
 
         Raises:
             FedtideError: it has no study, or names code or files.
@@ -194,7 +248,8 @@ class Ticket(AboutSite):
     def to_toml(self) -> str:
         """Return the ticket as text."""
         head = f"# Ticket of {self.node}, without secrets. Compare its seal by another way than it came.\n"
-        return head + tomli_w.dumps({"seal": self.seal, **self.model_dump(mode="json")}, multiline_strings=True)
+        values = self.model_dump(mode="json", exclude_none=True)
+        return head + tomli_w.dumps({"seal": self.seal, **values}, multiline_strings=True)
 
     def write(self, path: Path) -> None:
         """Write the ticket to a new file."""
@@ -236,7 +291,10 @@ class Ticket(AboutSite):
         if ticket.seal != seal:
             raise FedtideError(f"seal: found {shown(seal)}, but the content has {ticket.seal}: {DAMAGED}")
         ticket.rows.source_at(Path("rows"))
-        study_of(ticket.study)
+        has_base = isinstance(study_of(ticket.study).model, Transformer)
+        if (ticket.base is not None) != has_base or (ticket.rows.is_texts and not has_base):
+            name = "none" if ticket.base is None else ticket.base.name
+            raise refused("base", name, "that of a study whose model is a 'transformer', and texts with it alone")
         return ticket
 
     def check_clock(self, now: datetime) -> None:
@@ -257,7 +315,15 @@ def study_of(values: Mapping[str, Any]) -> Experiment:
         for name in table if inside and isinstance(table, dict) else ("",):
             if name not in inside:
                 raise refused(f"study.{key}{name and f'.{name}'}", shown(table), "no such key in a ticket")
+    model = values.get("model")
+    if isinstance(model, dict) and model.get("kind") == Transformer.kind:
+        for key in PLACES:
+            if key in model:
+                raise refused(f"study.model.{key}", shown(model[key]), "no such key in a ticket")
+        values = {**values, "model": {**model, "path": AT_NODE}}
     study = from_dict(values, where="study", timed=False, imports=False)
+    if isinstance(study.model, Transformer) and (study.model.path, study.model.package) != (AT_NODE, None):
+        raise refused("study.model", shown(model), "no file and no package, because a node finds its own base")
     if len(study.method) != 1:
         raise refused("study: method", f"{len(study.method)} methods", "one")
     method = study.method[0]
@@ -276,7 +342,9 @@ def check_portable(experiment: Experiment, method: Method) -> None:
         allowed = "a registered name, because tickets bring no code to nodes"
         raise refused(f"{where}.algorithm", method.algorithm, allowed)
     parts = {f"{where}.{key}": value for key, value in {**method.settings(), "loss": method.loss}.items()}
-    parts |= {"model": experiment.model, "data.transforms": experiment.data.transforms}
+    base = experiment.model if isinstance(experiment.model, Transformer) else None  # its files do not travel
+    model = {"model": experiment.model} if base is None else {"model.adapters": base.adapters}
+    parts |= {**model, "data.transforms": experiment.data.transforms}
     for key, name in foreign(parts):
         raise refused(key, name, "what names no code and no file, because tickets bring neither to nodes")
     for entry in methods_of(method.options["entries"]) if method.algorithm == "tournament" else ():
@@ -308,4 +376,6 @@ def study_for(experiment: Experiment) -> dict[str, Any]:
         if inside is not None:
             values[key] = {name: values[key][name] for name in inside if name in values[key]}
     values["method"] = [{key: value for key, value in values["method"][0].items() if key not in KEPT}]
+    if isinstance(experiment.model, Transformer):
+        values["model"] = {key: value for key, value in values["model"].items() if key not in PLACES}
     return values

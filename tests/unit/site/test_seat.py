@@ -89,10 +89,10 @@ def test_a_network_that_no_machine_holds_is_refused_before_it_is_made(site):
     with pytest.raises(
         FedtideError, match=r"numbers of its model: found '1,000,00\d,.*', allowed: at most 1,000,000,000"
     ):
-        check_size(changed(site, study=study))
+        check_size(changed(site, study=study).experiment, site.about.rows)
     study = {**site.ticket(site.roster.node[0]).study, "fleet": {"threads": 1000}}
     with pytest.raises(FedtideError, match=r"study: fleet.threads: found 1000, allowed: at most \d+ on this machine"):
-        check_size(changed(site, study=study))
+        check_size(changed(site, study=study).experiment, site.about.rows)
 
 
 def test_another_version_is_refused_and_another_package_is_told(site, tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.site.tickets import RowsAbout, Ticket, check_portable, study_for
+from fedtide.site.tickets import AT_NODE, RowsAbout, Ticket, check_portable, study_for
 from fedtide.tuning import between_clients
 from helpers.examples import examples
 from helpers.toys import toy
@@ -60,6 +60,14 @@ def test_a_ticket_is_read_as_it_was_written(tmp_path):
     assert made.experiment.method[0].algorithm == "scaffold"
     with pytest.raises(FedtideError, match="is there already"):
         made.write(tmp_path / "berlin.ticket")
+
+
+def test_a_ticket_of_a_base_is_read_as_it_was_written():
+    changes = pretrained() | base(package="llm") | {"rows": RowsAbout(**texts()["rows"])}
+    made = ticket(**changes)
+    assert again(made) == made
+    assert made.experiment.model.path == AT_NODE
+    assert "package" not in made.study["model"]
 
 
 def test_a_ticket_holds_no_rows_and_no_place_of_them(tmp_path):
@@ -151,6 +159,19 @@ def entries(**changes: Any) -> dict[str, Any]:
     return study(method=[{"name": "tournament", "algorithm": "tournament", "entries": tables}])
 
 
+def pretrained(**changes: Any) -> dict[str, Any]:
+    return study(model={"kind": "transformer", **changes})
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    return {"base": {"name": "m", "files": {"config.json": "0" * 64}, **changes}}
+
+
+def texts(**settings: Any) -> dict[str, Any]:
+    source = {"kind": "texts", "text": "text", "label": "topic", "context": 4, **settings}
+    return rows(dtype="int64", padding=0, source=source)
+
+
 def versions(fedtide: str) -> dict[str, Any]:
     return {"versions": {"fedtide": fedtide}}
 
@@ -223,6 +244,29 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (study(data={"directory": "/etc"}), "data.directory"),
     (study(fleet={"kind": "ray", "address": "evil:1"}), "fleet.kind"),
     (study(rounds=-1), "study: rounds: found -1"),
+    # bases
+    (pretrained(path="/etc"), "study.model.path: found .*, allowed: no such key in a ticket"),
+    (pretrained(cache_mb=10**9), "study.model.cache_mb: found .*, allowed: no such key in a ticket"),
+    (pretrained(package="os"), "study.model.package: found .*, allowed: no such key in a ticket"),
+    (study(model="transformer:/etc"), "study.model: found .*, allowed: no file and no package"),
+    (pretrained(adapters=EVIL), "study: model.adapters"),
+    (pretrained(), "base: found 'none', allowed: that of a study whose model is a 'transformer'"),
+    (base(), "base: found 'm', allowed: that of a study whose model is a 'transformer'"),
+    (pretrained() | base(package="os.path"), "base.package: found 'os.path'"),
+    (pretrained() | base(package="../evil"), "base.package"),
+    (pretrained() | base(files={"../../etc/passwd": "0" * 64}), "base.files"),
+    (pretrained() | base(files={"config.json": "0" * 63}), "base.files.config.json: found"),
+    (pretrained() | base(files={}), "base.files"),
+    (pretrained() | base(name="\x1b[2J"), "base.name.*control character"),
+    (pretrained() | base(path="/etc"), "base.path: unknown key"),
+    *((pretrained() | base() | texts(**{key: "/etc"}), f"rows.source: found '{key}'") for key in ("path", "tokenizer")),
+    (pretrained() | base() | texts(package="os"), "rows.source: found 'package'"),
+    (
+        pretrained() | base() | texts(context=10**9),
+        "the shape of rows of texts, allowed: tokens of the source's context",
+    ),
+    (base() | texts(), "base: found 'm'"),
+    (texts(), "base: found 'none'"),
 ]
 
 
