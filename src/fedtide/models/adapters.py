@@ -4,6 +4,8 @@ The layers are those of PEFT. `fedtide.models.base` says how the base is held.
 """
 
 import importlib
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +25,10 @@ Names = Annotated[
     tuple[str, ...], Different, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
 """Names of layers, a single one without brackets."""
+
+
+NUMBERED = re.compile(r"(?:^|.*?\.)([^.]+)\.(\d+)\.")
+"""Beginning of the name of a module in a numbered list, as PEFT reads it: the name of the list and the number."""
 
 
 def library(name: str, key: str) -> Any:
@@ -53,19 +59,22 @@ class LoRA:
         targets: layers that get adapters, by the last part of their names or by whole names; `[]` is what PEFT proposes
             for the architecture. They are linear, convolutions or embeddings.
         dropout: probability for inputs of adapters.
+        last_layers: number of the base's last layers, as a transformer counts them, that get adapters; None for all.
+            The other layers are only run. `targets` are then last parts of names.
     """
 
     rank: Count = 8
     alpha: Positive = 16.0
     targets: Names = ()
     dropout: OpenFraction = 0.0
+    last_layers: Count | None = None
     kind: Literal["lora"] = "lora"
 
     def add(self, base: nn.Module, key: str = "model.adapters") -> None:
         """Put adapters into a base, in place; torch's global generator draws them.
 
         Raises:
-            FedtideError: PEFT is not installed, or a target is no layer that it knows.
+            FedtideError: PEFT is not installed, a target is no layer that it knows, or the base has fewer layers.
         """
         peft = library("peft", key)
         names = _layers(base)
@@ -73,9 +82,13 @@ class LoRA:
             if not any(_is_named(name, target) for name in names):
                 ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
                 raise FedtideError(f"{key}.targets: '{target}' is no layer of the base; {nearest(target, ends)}")
+        more = {"exclude_modules": rf"{HEAD}(\..*)?"} if hasattr(base, HEAD) else {}
+        if self.last_layers is not None:
+            more |= _last(self.last_layers, names, f"{key}.last_layers")
+            if whole := [target for target in self.targets if target in names]:
+                raise refused(f"{key}.targets", whole[0], "the last part of names of layers, with last_layers")
         try:
-            head = {"exclude_modules": rf"{HEAD}(\..*)?"} if hasattr(base, HEAD) else {}
-            peft.inject_adapter_in_model(self.settings(**head), base)
+            peft.inject_adapter_in_model(self.settings(**more), base)
         except ValueError as error:
             allowed = f"names of layers, such as {', '.join(dict.fromkeys(n.rpartition('.')[2] for n in names))}"
             why = str(error).partition(".")[0] if self.targets else "PEFT proposes none for this architecture"
@@ -87,6 +100,19 @@ class LoRA:
             r=self.rank, lora_alpha=self.alpha, target_modules=list(self.targets) or None, lora_dropout=self.dropout,
             **more,
         )  # fmt: skip
+
+
+def _last(count: int, names: list[str], key: str) -> dict[str, Any]:
+    """Return PEFT's settings for the last layers of a base, which are its longest list of numbered modules."""
+    lists = defaultdict[str, set[int]](set)
+    for name in names:
+        if numbered := NUMBERED.match(name):
+            lists[numbered[1]].add(int(numbered[2]))
+    layers, numbers = max(lists.items(), key=lambda item: len(item[1]), default=("", set[int]()))
+    if count > len(numbers):
+        none = "none, because the base has no list of layers"
+        raise refused(key, count, f"1 to {len(numbers)}, the layers of the base" if numbers else none)
+    return {"layers_to_transform": sorted(numbers)[-count:], "layers_pattern": [layers]}
 
 
 def _is_named(name: str, target: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,19 @@ def test_weights_of_the_file_are_part_of_the_digest(tmp_path):
     assert digest_of(experiment, experiment.method[0], 0) != before
 
 
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_adapters_on_the_last_layers_alone(kind, tmp_path):
+    where = save(tmp_path / "model", kind, layers=3)
+    model = Transformer(path=str(where), adapters=LoRA(rank=1, last_layers=2))
+    task = task_for(model)
+    names = [name for name in task.init(Rng(0)).params if "lora_B" in name]
+    assert len(names) == 4
+    assert not any(".0." in name for name in names)
+    save_adapters(task.scratch.module, tmp_path / "exported")
+    settings = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
+    assert settings["layers_to_transform"] == [1, 2]
+
+
 # -- one line ----------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +241,25 @@ def test_targets_that_match_nothing(targets, line):
     with pytest.raises(FedtideError, match=line) as refusal:
         Python(classifier, adapters=LoRA(targets=targets)).build((STEPS,), 3)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "line"),
+    [
+        (classifier, {"last_layers": 0}, r"^LoRA\.last_layers: found 0, allowed: 1 or more"),
+        (classifier, {"last_layers": 2}, r"^model\.adapters\.last_layers: found 2, allowed: 1 to 1, the layers of the"),
+        (Normed, {"last_layers": 1}, r"^model\.adapters\.last_layers: found 1, allowed: none, because the base has no"),
+        (
+            classifier,
+            {"last_layers": 1, "targets": ("base.encoder.layer.0.attention.self.query",)},
+            r"^model\.adapters\.targets: found 'base\.enc.*', allowed: the last part of names of layers",
+        ),
+    ],
+)
+def test_layers_that_a_base_does_not_have(model, options, line):
+    targets = ("dense",) if model is Normed else ("query",)
+    with pytest.raises(FedtideError, match=line):
+        Python(model, adapters=LoRA(**{"targets": targets, **options})).build((STEPS,), 3)
 
 
 @pytest.mark.parametrize(
