@@ -154,6 +154,30 @@ def test_adapters_of_next_tokens_in_plain_peft_have_the_logits_of_the_run(next_r
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_merged_models_have_the_logits_of_the_run(run, next_run, capsys):
+    x = torch.tensor([[4, 8, 9, 3, 5, 8], [5, 8, 9, 3, 0, 0]])
+    assert done("export", next_run, "--format", "merged", "--method", "A") == 0
+    assert "numbers with adapters merged" in capsys.readouterr().out
+    words = transformers.AutoModelForCausalLM.from_pretrained("a-0.merged", local_files_only=True)
+    assert done("export", run, "--format", "merged", "--method", "T", "--cluster", "1", "--out", "classes") == 0
+    base = transformers.AutoModel.from_pretrained("classes", local_files_only=True)
+    head = load_file("classes/head.safetensors")
+    counted = (x != 0)[..., None]
+    with torch.no_grad():
+        mean = (base(input_ids=x, attention_mask=(x != 0).long()).last_hidden_state * counted).sum(1) / counted.sum(1)
+        ours = Trained.read(run, "T").model(cluster=1)(x), Trained.read(next_run, "A").model()(x)
+        theirs = mean @ head["head.weight"].T + head["head.bias"], words(input_ids=x).logits
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert json.loads(json.loads(Path("classes/fedtide.json").read_text())["classes"]) == ["a", "b"]
+    assert {file.name for file in Path("classes").iterdir()} == {
+        "config.json", "model.safetensors", "head.safetensors", "fedtide.json",
+        "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert transformers.AutoTokenizer.from_pretrained("classes", local_files_only=True)("sun").input_ids == [2, 4, 3]
+    assert not any("lora" in name for name in load_file("classes/model.safetensors"))
+
+
 def test_perplexity_and_bits_per_byte_are_those_of_a_naive_loop(next_run, root):
     """The tokens that count are all of a block but padding; a word has the bytes of its letters and a space."""
     trained = Trained.read(next_run, "A")

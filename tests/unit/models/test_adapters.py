@@ -26,6 +26,7 @@ from fedtide.models.adapters import load_adapters
 from fedtide.models.base import BaseParameter
 from fedtide.models.lower import FeatureCache, Lower
 from fedtide.models.networks import Model
+from fedtide.models.transformer import save_merged
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
@@ -448,6 +449,20 @@ def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
     line = r"init_from: .*: shape of 'base\..*lora_A\.default\.weight': found \(3, 8\), allowed: \(2, 8\)"
     with pytest.raises(FedtideError, match=line):
         task_of(experiment, experiment.method[0], rows_of(experiment, 0))
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (True, r"^model: found 'Pooled', but a base of one's own has no files; allowed: kind 'transformer'$"),
+        (False, r"^model: found 'no adapters', allowed: a model with adapters$"),
+    ],
+)
+def test_models_that_cannot_be_merged(own, line, folder, tmp_path):
+    module = (MODEL if own else Transformer(path=str(folder))).build((STEPS,), 3)
+    with pytest.raises(FedtideError, match=line):
+        save_merged(module, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 # -- a folder of PEFT to begin with ----------------------------------------------------------------------------------
