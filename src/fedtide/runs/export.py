@@ -334,9 +334,9 @@ def export(model: Model, out: Path, format: Format) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the warnings of exporters, and turn their failures into one line."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    before = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript"))}
+    for logger in before:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -347,7 +347,8 @@ def _quiet() -> Iterator[None]:
         why = str(error).strip().partition("\n")[0]
         raise FedtideError(f"--format: this model cannot be exported ({why}); allowed: safetensors") from None
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 @contextmanager
