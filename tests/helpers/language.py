@@ -12,7 +12,7 @@ from torch import nn
 
 from fedtide.config import Experiment
 from fedtide.data.rows import Rows
-from fedtide.models import LoRA
+from fedtide.models import LoRA, Transformer
 from fedtide.models.transformer import About, NextToken, Pooled
 from helpers.toys import toy
 
@@ -20,35 +20,35 @@ TOKENS, STEPS, WIDTH = 14, 6, 8
 ADAPTERS = LoRA(rank=2, alpha=4.0, targets=("query", "value"))
 
 
-def bert() -> nn.Module:
-    """An encoder of one layer, drawn from torch's generator."""
+def bert(layers: int = 1) -> nn.Module:
+    """An encoder of few layers, drawn from torch's generator."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=layers, num_attention_heads=2,
         max_position_embeddings=STEPS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     return BertModel(config, add_pooling_layer=False)
 
 
-def llama() -> nn.Module:
-    """A decoder of one layer whose logits share the weights of its embedding."""
+def llama(layers: int = 1) -> nn.Module:
+    """A decoder of few layers whose logits share the weights of its embedding."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=layers, num_attention_heads=2,
             num_key_value_heads=1, max_position_embeddings=STEPS, tie_word_embeddings=True, pad_token_id=0,
         )
     )  # fmt: skip
 
 
-def classifier(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return Pooled(bert(), About(WIDTH, STEPS, TOKENS, 0, causal=False), classes)
+def classifier(shape: tuple[int, ...], classes: int, layers: int = 1) -> nn.Module:
+    return Pooled(bert(layers), About(WIDTH, STEPS, TOKENS, 0, causal=False), classes)
 
 
-def predictor() -> nn.Module:
-    return NextToken(llama(), About(WIDTH, STEPS, TOKENS, 0, causal=True))
+def predictor(layers: int = 1) -> nn.Module:
+    return NextToken(llama(layers), About(WIDTH, STEPS, TOKENS, 0, causal=True))
 
 
 def tokens(seed: int, rows: int = 128) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,6 +88,13 @@ def predicting(algorithm: str, options: dict[str, Any] | None = None, **changes:
     return experiment.model_copy(update={"model": replace(experiment.model, adapters=adapters)})
 
 
+def divided(folder: Path, algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+    """The toy of a method on a saved model of three layers, of which the last has adapters."""
+    experiment = adapted(algorithm, options, **changes)
+    model = Transformer(path=str(folder), adapters=LoRA(rank=2, alpha=4.0, last_layers=1))
+    return experiment.model_copy(update={"model": model})
+
+
 QUICK = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
 GATED = {"mixture": {"gate": "python:helpers.language:classifier", "gating": QUICK, "solver": QUICK}}
 """Options of AEM for rows of tokens: the gate is a network for tokens, too."""
@@ -97,7 +104,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "sun", "moon", "day", "night", "is"
 """The tokens of the tiny models, in the order of their ids."""
 
 
-def save(folder: Path, kind: str = "bert", words: tuple[str, ...] = WORDS) -> Path:
+def save(folder: Path, kind: str = "bert", words: tuple[str, ...] = WORDS, layers: int = 1) -> Path:
     """Write a tiny model with a tokenizer of words into a folder, as `save_pretrained` does."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -110,5 +117,5 @@ def save(folder: Path, kind: str = "bert", words: tuple[str, ...] = WORDS) -> Pa
     marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_object=words_of, **marks).save_pretrained(folder)
     torch.manual_seed(0)
-    (bert() if kind == "bert" else llama()).save_pretrained(folder)
+    (bert if kind == "bert" else llama)(layers).save_pretrained(folder)
     return folder

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 
 from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import IsFile, Spelled, ingredient
-from fedtide.models.adapters import LoRA, library
+from fedtide.fields.types import IsFile, Spelled, Whole, ingredient
+from fedtide.models.adapters import ADAPTED_HEAD, LoRA, library, save_adapters
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
+from fedtide.models.lower import FeatureCache, Lower, split
 
 NOWHERE = "nothing is downloaded: allowed: a folder with config.json and a file of safetensors, or a GGUF file"
 """Advice if there is no model."""
@@ -37,6 +39,8 @@ OTHERS = "*.safetensors.index.json", "adapter_config.json", "special_tokens_map.
 """Further files of a folder that the library reads if they are there."""
 LOCAL = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
 """How the library reads a folder: nothing is downloaded, and no code of the folder runs."""
+OF_TOKENIZER = "tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template"
+"""Beginnings of the names of a tokenizer's files, some of which end in ".model"."""
 
 
 @ingredient
@@ -53,6 +57,8 @@ class Transformer:
         head: "classification" puts a new linear layer on the mean of the features of a row's tokens. "next-token" takes
             the model's own logits at every step. "embedding" returns the mean, without a layer to train.
         adapters: what is trained, in place of the whole model.
+        cache_mb: largest size in megabytes of the features that a process keeps of rows that come again, from below the
+            first layer with adapters (`last_layers`). It changes no number; with 0 all are computed anew.
 
     Raises:
         FedtideError: `transformers` is not installed, there is no model, or it lacks the weights that the head needs.
@@ -62,6 +68,7 @@ class Transformer:
     package: str | None = None
     head: Literal["classification", "next-token", "embedding"] = "classification"
     adapters: Annotated[LoRA, Spelled] | None = None
+    cache_mb: Whole = 256
     kind: Literal["transformer"] = "transformer"
 
     def __post_init__(self) -> None:
@@ -75,20 +82,29 @@ class Transformer:
         """Folder of the model's configuration, weights and tokenizer."""
         return find_model(self.path, self.package)
 
+    def uncached(self) -> "Transformer":
+        """Return the model without what changes no number."""
+        return replace(self, cache_mb=0)
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with the pretrained weights; its head and adapters are drawn."""
         if len(shape) != 1:
             raise refused("model.kind: 'transformer': shape of rows", shape, "(steps,), with the id of a token at each")
-        base, about = load_base(self.folder, self.head == "next-token")
+        base, about, cache = load_base(self.folder, self.head == "next-token")
         check_steps(about, shape[0], "model")
         base = copy.deepcopy(base)
         if self.adapters is None:
             release(base)
         else:
             self.adapters.add(base)
+        module: Tokens
         if self.head == "next-token":
-            return NextToken(base, about)
-        return Pooled(base, about, classes if self.head == "classification" else None)
+            module = NextToken(base, about)
+        else:
+            module = Pooled(base, about, classes if self.head == "classification" else None)
+        if self.adapters is not None and (parts := split(base)):
+            module.divide(Lower(*parts, about.tokens, cache, self.cache_mb * 2**20))
+        return module
 
 
 class Tokens(nn.Module):
@@ -97,6 +113,40 @@ class Tokens(nn.Module):
     def __init__(self, base: nn.Module, about: "About") -> None:
         super().__init__()
         self.base, self.about = base, about
+        self.lower: Lower | None = None
+
+    def run(self, tokens: Tensor) -> Any:
+        """Return the outputs of the base; layers below the first adapter are run once for each row that comes again."""
+
+        def whole(tokens: Tensor) -> Any:
+            return self.base(input_ids=tokens, **self.options(tokens))
+
+        if self.lower is None or torch.compiler.is_compiling():
+            return whole(tokens)
+        return self.lower.run(self.base, tokens, whole)
+
+    def options(self, tokens: Tensor) -> dict[str, Any]:
+        """Return the arguments of the base besides the tokens."""
+        if self.about.causal:  # no token sees the padding behind it
+            return {"use_cache": False}
+        # of four dimensions, because the library reads the values of others, which copies at once do not allow
+        return {"attention_mask": self.counted(tokens)[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)}
+
+    @torch.no_grad()
+    def divide(self, lower: Lower) -> None:
+        """Run the lower layers by themselves from now on, if the base then returns what it does as a whole."""
+        where = lower.layers, lower.count
+        if where not in lower.cache.splits:
+            probe = torch.arange(2 * min(4, self.about.steps)).unflatten(0, (2, -1)) % self.about.tokens
+            self.eval()
+            outputs = self(probe)
+            self.lower = lower
+            try:
+                lower.cache.splits[where] = torch.allclose(self(probe), outputs, rtol=1e-3, atol=1e-4)
+            except Exception:  # whatever an architecture raises that is not a list of layers, one after the other
+                lower.cache.splits[where] = False
+            self.train()
+        self.lower = lower if lower.cache.splits[where] else None
 
     def counted(self, tokens: Tensor) -> Tensor:
         """Return the mask (rows, steps) of the steps that are not padding."""
@@ -108,7 +158,7 @@ class NextToken(Tokens):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, steps, tokens); no step sees the padding behind it."""
-        return self.base(input_ids=tokens, use_cache=False).logits
+        return self.run(tokens).logits
 
 
 class Pooled(Tokens):
@@ -120,13 +170,7 @@ class Pooled(Tokens):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, classes), or to features (rows, width) without a head."""
-        counted = self.counted(tokens)
-        if self.about.causal:  # no token sees the padding behind it
-            more: dict[str, Any] = {"use_cache": False}
-        else:  # of four dimensions, because the library reads the values of others, which copies at once do not allow
-            more = {"attention_mask": counted[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)}
-        hidden = self.base(input_ids=tokens, **more).last_hidden_state
-        return self.head(mean_over_steps(hidden, counted))
+        return self.head(mean_over_steps(self.run(tokens).last_hidden_state, self.counted(tokens)))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -250,6 +294,7 @@ class About:
         tokens: number of ids of its vocabulary.
         padding: id of padding.
         causal: whether no step sees a later one.
+        folder: of its files; None for a base of one's own.
     """
 
     width: int
@@ -257,6 +302,7 @@ class About:
     tokens: int
     padding: int
     causal: bool
+    folder: Path | None = None
 
 
 def check_steps(about: About, steps: int, key: str) -> None:
@@ -265,8 +311,8 @@ def check_steps(about: About, steps: int, key: str) -> None:
         raise refused(f"{key}: tokens of a row", steps, f"at most {about.steps}, the context of the model")
 
 
-def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
-    """Return a pretrained model whose parameters are held, the same one at each call, and facts about it.
+def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About, FeatureCache]:
+    """Return a pretrained model whose parameters are held, facts about it, and its features: the same at each call.
 
     Args:
         folder: of the model.
@@ -277,7 +323,7 @@ def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
 
 
 @lru_cache(maxsize=4)
-def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About]:
+def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About, FeatureCache]:
     del stamp
     transformers = library("transformers", "model.kind: 'transformer'")
     kind = transformers.AutoModelForCausalLM if with_logits else transformers.AutoModel
@@ -305,10 +351,11 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     hold(model).train()
     tokens = model.get_input_embeddings().num_embeddings
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**20
-    about = About(config.hidden_size, longest - _unused_positions(model), tokens, padding_in(folder), _is_causal(model))
+    steps = longest - _unused_positions(model)
+    about = About(config.hidden_size, steps, tokens, padding_in(folder), _is_causal(model), folder)
     if with_logits and not about.causal:
         raise refused(what, config.model_type, "a model whose steps see no later one, for head 'next-token'")
-    return model, about
+    return model, about, FeatureCache()
 
 
 def _unused_positions(model: nn.Module) -> int:
@@ -323,6 +370,40 @@ def _is_causal(model: nn.Module) -> bool:
     """Tell whether the first of two tokens has the same features whatever the second is."""
     hidden = model(input_ids=torch.tensor([[0, 0], [0, 1]]), output_hidden_states=True).hidden_states[-1]
     return bool(torch.allclose(hidden[0, 0], hidden[1, 0], rtol=1e-4, atol=1e-5))
+
+
+def save_merged(module: nn.Module, folder: Path) -> nn.Module:
+    """Write a pretrained model with its adapters merged into a folder that is there, and return it as it is then read.
+
+    `from_pretrained` reads it elsewhere, with its tokenizer. A head that was trained is in `head.safetensors`.
+
+    Args:
+        module: of a model with adapters, as `Task.module` returns it.
+        folder: an empty folder.
+
+    Raises:
+        FedtideError: the module has no adapters, or is no transformer of files.
+    """
+    if not isinstance(module, Tokens) or module.about.folder is None:
+        raise refused("model", type(module).__name__, "kind 'transformer'", "a base of one's own has no files")
+    transformers, peft = (library(name, "model.adapters") for name in ("transformers", "peft"))
+    kind = transformers.AutoModelForCausalLM if isinstance(module, NextToken) else transformers.AutoModel
+    how = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    adapters = folder / "adapters"
+    save_adapters(module, adapters)
+    with _quiet(transformers):
+        base = kind.from_pretrained(str(module.about.folder), **how)
+        merged = peft.PeftModel.from_pretrained(base, str(adapters)).merge_and_unload(safe_merge=True)
+        merged.save_pretrained(folder)
+        read = copy.deepcopy(module)
+        read.base, read.lower = kind.from_pretrained(str(folder), **how), None
+    if (adapters / ADAPTED_HEAD).exists():
+        (adapters / ADAPTED_HEAD).replace(folder / ADAPTED_HEAD)
+    shutil.rmtree(adapters)
+    for file in module.about.folder.iterdir():
+        if file.name.startswith(OF_TOKENIZER) or file.suffix == ".model":
+            shutil.copyfile(file, folder / file.name)
+    return read.eval()
 
 
 def model_files(folder: Path) -> list[Path]:

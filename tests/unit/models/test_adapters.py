@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +13,25 @@ import torch
 from torch import nn
 
 from fedtide.config import from_dict
-from fedtide.core.base import Weights
+from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.fast.stacks import FuncStack
 from fedtide.learn.losses import CrossEntropy
-from fedtide.learn.task import Task, with_branches
+from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.models import LoRA, Python, Transformer, save_adapters
 from fedtide.models import transformer as files
+from fedtide.models.adapters import load_adapters
 from fedtide.models.base import BaseParameter
+from fedtide.models.lower import FeatureCache, Lower
 from fedtide.models.networks import Model
+from fedtide.models.transformer import save_merged
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.site.tickets import check_portable
-from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, save, tokens
+from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, llama, save, tokens
 from helpers.toys import TOY
 
 pytest.importorskip("peft")
@@ -208,6 +212,108 @@ def test_weights_of_the_file_are_part_of_the_digest(tmp_path):
     assert digest_of(experiment, experiment.method[0], 0) != before
 
 
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_adapters_on_the_last_layers_alone(kind, tmp_path):
+    where = save(tmp_path / "model", kind, layers=3)
+    model = Transformer(path=str(where), adapters=LoRA(rank=1, last_layers=2))
+    task = task_for(model)
+    names = [name for name in task.init(Rng(0)).params if "lora_B" in name]
+    assert len(names) == 4
+    assert not any(".0." in name for name in names)
+    save_adapters(task.scratch.module, tmp_path / "exported")
+    settings = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
+    assert settings["layers_to_transform"] == [1, 2]
+
+
+# -- layers below the adapters ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """The rows of each pass through lower layers."""
+    rows, below = [], Lower._below
+    count = lambda self, base, tokens, run: rows.append(len(tokens)) or below(self, base, tokens, run)  # noqa: E731
+    monkeypatch.setattr(Lower, "_below", count)
+    return rows
+
+
+def divided(tmp_path: Path, layers: int = 3, **options) -> Task:
+    where = save(tmp_path / "model", layers=layers)
+    return task_for(Transformer(path=str(where), **{"adapters": LoRA(rank=2, last_layers=1), **options}))
+
+
+def test_rows_that_come_again_are_not_computed_again(tmp_path, passes):
+    task = divided(tmp_path)
+    assert task.scratch.module.lower.count == 2
+    weights, some = task.init(Rng(0)), X[:3].repeat(2, 1)
+    logits = task.logits(weights, some)
+    passes.clear()
+    assert torch.equal(task.logits(weights, some.flip(0)), logits.flip(0))
+    shard = Shard(some, torch.zeros(6, dtype=torch.int64), torch.arange(6))
+    task.gradient(weights, shard)
+    joined = with_branches(task, "*", 2)
+    logits_and_features(joined, joined.init(Rng(1)), some)
+    assert passes == []
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_features_of_a_row_have_the_same_bits_in_any_company(tmp_path):
+    module = divided(tmp_path, cache_mb=0).scratch.module
+    with torch.no_grad():
+        together = features_of(module, X)
+        assert torch.equal(torch.cat([features_of(module, row) for row in X.split(1)]), together)
+        assert torch.equal(features_of(module, X.flip(0)), together.flip(0))
+        stacked = torch.vmap(lambda rows: features_of(module, rows))(X.unflatten(0, (4, -1)))
+    assert torch.equal(stacked.flatten(0, 1), together)
+    assert not module.lower.cache.features
+
+
+def features_of(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return what the layers with adapters are given."""
+    given = []
+    with module.base.encoder.layer[2].register_forward_pre_hook(lambda layer, inputs: given.append(inputs[0])):
+        module(x)
+    return given[-1]  # at first they are computed
+
+
+def test_bytes_of_features_are_bounded():
+    kept = FeatureCache()
+    for number in range(10):
+        kept.keep(number, torch.zeros(3, dtype=torch.float64), most=100)
+    assert len(kept.features) == 4
+    kept.keep("large", torch.zeros(13, dtype=torch.float64), most=100)
+    assert "large" not in kept.features
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (1, {}),
+        (3, {"adapters": LoRA(rank=1, targets=("query",))}),
+        (3, {"adapters": LoRA(rank=1, targets=("word_embeddings", "encoder.layer.2.attention.self.query"))}),
+        (3, {"adapters": None}),
+    ],
+)
+def test_a_base_without_layers_below_its_adapters_is_run_as_a_whole(layers, options, tmp_path):
+    assert divided(tmp_path, layers, **options).scratch.module.lower is None
+
+
+def test_a_base_whose_layers_are_not_a_chain_is_run_as_a_whole(tmp_path, monkeypatch):
+    """As of an architecture whose later layers read what earlier ones leave."""
+    monkeypatch.setattr(Lower, "_below", lambda self, base, tokens, run: torch.zeros(*tokens.shape, 8))
+    module = divided(tmp_path).scratch.module
+    assert module.lower is None
+    assert module(X[:2]).shape == (2, 3)
+
+
+def test_the_size_of_the_cache_is_no_part_of_the_digest(tmp_path):
+    where = save(tmp_path / "model")
+    models = [Transformer(path=str(where), adapters=LoRA(rank=1), cache_mb=size) for size in (0, 9)]
+    experiments = [adapted("fedavg").model_copy(update={"model": model}) for model in models]
+    one, two = (digest_of(experiment, experiment.method[0], 0) for experiment in experiments)
+    assert one == two
+
+
 # -- one line ----------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +333,25 @@ def test_targets_that_match_nothing(targets, line):
     with pytest.raises(FedtideError, match=line) as refusal:
         Python(classifier, adapters=LoRA(targets=targets)).build((STEPS,), 3)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "line"),
+    [
+        (classifier, {"last_layers": 0}, r"^LoRA\.last_layers: found 0, allowed: 1 or more"),
+        (classifier, {"last_layers": 2}, r"^model\.adapters\.last_layers: found 2, allowed: 1 to 1, the layers of the"),
+        (Normed, {"last_layers": 1}, r"^model\.adapters\.last_layers: found 1, allowed: none, because the base has no"),
+        (
+            classifier,
+            {"last_layers": 1, "targets": ("base.encoder.layer.0.attention.self.query",)},
+            r"^model\.adapters\.targets: found 'base\.enc.*', allowed: the last part of names of layers",
+        ),
+    ],
+)
+def test_layers_that_a_base_does_not_have(model, options, line):
+    targets = ("dense",) if model is Normed else ("query",)
+    with pytest.raises(FedtideError, match=line):
+        Python(model, adapters=LoRA(**{"targets": targets, **options})).build((STEPS,), 3)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +449,133 @@ def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
     line = r"init_from: .*: shape of 'base\..*lora_A\.default\.weight': found \(3, 8\), allowed: \(2, 8\)"
     with pytest.raises(FedtideError, match=line):
         task_of(experiment, experiment.method[0], rows_of(experiment, 0))
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (True, r"^model: found 'Pooled', but a base of one's own has no files; allowed: kind 'transformer'$"),
+        (False, r"^model: found 'no adapters', allowed: a model with adapters$"),
+    ],
+)
+def test_models_that_cannot_be_merged(own, line, folder, tmp_path):
+    module = (MODEL if own else Transformer(path=str(folder))).build((STEPS,), 3)
+    with pytest.raises(FedtideError, match=line):
+        save_merged(module, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# -- a folder of PEFT to begin with ----------------------------------------------------------------------------------
+
+
+def begun(folder: Path, model: Model = MODEL) -> Weights:
+    """The first weights of a run that begins with a folder."""
+    experiment = adapted("fedavg", {"init_from": str(folder)}).model_copy(update={"model": model})
+    begin = task_of(experiment, experiment.method[0], rows_of(experiment, 0)).begin
+    assert begin is not None
+    return begin
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    """A folder of adapters, whose numbers are not those that a run begins with."""
+    task = task_for()
+    weights = task.init(Rng(5))
+    for value in weights.params.values():
+        value.add_(0.1)
+    save_adapters(task.module(weights), tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_a_run_begins_with_adapters_of_a_folder(exported):
+    weights = task_for().init(Rng(5))
+    begin = begun(exported)
+    assert list(begin.params) == list(weights.params)
+    for name, value in weights.params.items():
+        assert torch.equal(begin.params[name], value + 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT itself
+def test_a_run_begins_with_a_folder_of_plain_peft(tmp_path, causal):
+    import peft
+
+    lora = LoRA(rank=2, alpha=4.0, targets=("q_proj",))
+    model = Transformer(path=str(causal), head="next-token", adapters=lora)
+    settings = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False)
+    plain = peft.get_peft_model(llama(), settings)
+    plain.save_pretrained(tmp_path / "plain")
+    task = task_for(model)
+    like = task.init(Rng(0))
+    begin = load_adapters(tmp_path / "plain", task.scratch.module, like, "init_from")
+    ours = {name.removeprefix("base_model.model."): p for name, p in plain.named_parameters() if p.requires_grad}
+    assert {f"base.{name}" for name in ours} == {*begin.params}
+    for name, value in ours.items():
+        assert torch.equal(begin.params[f"base.{name}"], value)
+
+
+def test_without_a_head_in_the_folder_one_is_drawn(exported):
+    (exported / "head.safetensors").unlink()
+    begin = begun(exported)
+    assert torch.equal(begin.params["head.weight"], task_for().init(Rng(0)).params["head.weight"])
+
+
+def test_files_of_adapters_are_part_of_the_digest(exported):
+    experiment = adapted("fedavg", {"init_from": str(exported)})
+    before = digest_of(experiment, experiment.method[0], 0)
+    assert digest_of(experiment, experiment.method[0], 0) == before
+    (exported / "head.safetensors").unlink()
+    assert digest_of(experiment, experiment.method[0], 0) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"r": 4}, r"adapter_config\.json: rank: found 4, allowed: 2, as model\.adapters has$"),
+        ({"lora_alpha": 8}, r"adapter_config\.json: alpha: found 8, allowed: 4\.0, as model\.adapters has$"),
+        ({"use_dora": True}, r"adapter_config\.json: use_dora: found True, allowed: False, as"),
+        ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type: found 'IA3', allowed: LORA, as"),
+        ({"bias": "all"}, r"adapter_config\.json: bias: found 'all', allowed: none, as"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(changes, line, exported):
+    file = exported / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(FedtideError, match=r"^method 'toy'\.init_from: .*" + line):
+        begun(exported)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "line"),
+    [
+        ("adapter_config.json", b"[]", r"adapter_config\.json: not the settings of adapters"),
+        ("adapter_config.json", b"[" * 100_000, r"adapter_config\.json: not the settings of adapters"),
+        ("adapter_model.safetensors", b"x", r"adapter_model\.safetensors: not a file of safetensors"),
+        ("adapter_model.safetensors", None, r"adapter_model\.safetensors: no such file"),
+        ("adapter_model.safetensors", bytes(30_000_000), r"adapter_model\.safetensors: bytes: found 'more than 2"),
+        ("head.safetensors", b"x", r"head\.safetensors: not a file of safetensors"),
+    ],
+)
+def test_damaged_files_of_adapters_are_refused(file, content, line, exported):
+    (exported / file).unlink() if content is None else (exported / file).write_bytes(content)
+    with pytest.raises(FedtideError, match=r"^method 'toy'\.init_from: .*" + line) as refusal:
+        begun(exported)
+    assert "\n" not in str(refusal.value)
+
+
+def test_adapters_of_other_layers_or_numbers_are_refused(exported):
+    from safetensors.torch import load_file, save_file
+
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_A\.weight', allowed: base\."):
+        begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query",))))
+    with pytest.raises(FedtideError, match=r"init_from: .*: shape of 'base\..*key.*': found None, allowed: \(2, 8\)"):
+        begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query", "key", "value"))))
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'no adapters', allowed: a model with adapters"):
+        begun(exported, replace(MODEL, adapters=None))
+    state = load_file(exported / "adapter_model.safetensors")
+    first = min(state)
+    save_file(state | {first: state[first] * torch.nan}, exported / "adapter_model.safetensors")
+    with pytest.raises(FedtideError, match=r"safetensors: 'base_model.*': found 'a number that is NaN or infinite'"):
+        begun(exported)
 
 
 @pytest.mark.parametrize("where", [{"path": "a/model"}, {"package": "a_model"}])
