@@ -268,6 +268,14 @@ def test_features_of_a_row_have_the_same_bits_in_any_company(tmp_path):
     assert not module.lower.cache.features
 
 
+def test_features_of_a_pass_without_gradients_are_trained_on_later(tmp_path):
+    module = divided(tmp_path).scratch.module
+    with torch.inference_mode():
+        module(X[:3])
+    module(X[:3]).sum().backward()
+    assert module.head.weight.grad.any()
+
+
 def features_of(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return what the layers with adapters are given."""
     given = []
@@ -565,7 +573,7 @@ def test_damaged_files_of_adapters_are_refused(file, content, line, exported):
 def test_adapters_of_other_layers_or_numbers_are_refused(exported):
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_A\.weight', allowed: base\."):
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_[AB]\.weight', allowed: base\."):
         begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query",))))
     with pytest.raises(FedtideError, match=r"init_from: .*: shape of 'base\..*key.*': found None, allowed: \(2, 8\)"):
         begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query", "key", "value"))))
