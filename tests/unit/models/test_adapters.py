@@ -30,7 +30,6 @@ from fedtide.models.transformer import save_merged
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
-from fedtide.site.tickets import check_portable
 from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, llama, save, tokens
 from helpers.toys import TOY
 
@@ -584,14 +583,6 @@ def test_adapters_of_other_layers_or_numbers_are_refused(exported):
     save_file(state | {first: state[first] * torch.nan}, exported / "adapter_model.safetensors")
     with pytest.raises(FedtideError, match=r"safetensors: 'base_model.*': found 'a number that is NaN or infinite'"):
         begun(exported)
-
-
-@pytest.mark.parametrize("where", [{"path": "a/model"}, {"package": "a_model"}])
-def test_a_ticket_brings_no_pretrained_model(where):
-    experiment = adapted("fedavg").model_copy(update={"model": Transformer(**where, adapters=ADAPTERS)})
-    line = r"^model\.(path|package): found 'a.model', .*tickets bring neither to nodes"
-    with pytest.raises(FedtideError, match=line):
-        check_portable(experiment, experiment.method[0])
 
 
 def test_adapters_of_a_file_and_their_short_form():
