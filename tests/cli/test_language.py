@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedtide.models import LoRA, Transformer
 from fedtide.runs.trained import Trained
 from helpers.language import llama, save
 from helpers.shell import done, refused
@@ -195,6 +196,8 @@ def test_merged_models_have_the_logits_of_the_run(run, next_run, capsys):
     }  # fmt: skip
     assert transformers.AutoTokenizer.from_pretrained("classes", local_files_only=True)("sun").input_ids == [2, 4, 3]
     assert not any("lora" in name for name in load_file("classes/model.safetensors"))
+    again = Transformer(path="classes", head="embedding", adapters=LoRA(rank=1)).build((6,), 2)
+    torch.testing.assert_close(again.eval()(x), mean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("format", ["torch-export", "onnx"])

@@ -142,7 +142,7 @@ DECISIVE = (
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "bias", "lora_bias", "layer_replication",
     "modules_to_save", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
-"""Settings of PEFT that say what adapters do, or what is trained beside them; others are named use_... or ..._config."""
+"""Settings of PEFT that say what adapters do or what is trained beside them; others are named use_... or ..._config."""
 PEFT = "base_model.model."
 """Beginning of the names of tensors in PEFT's files."""
 WRITTEN_AS = {"r": "rank", "lora_alpha": "alpha"}
