@@ -192,6 +192,9 @@ def _check_settings(file: Path, ours: Mapping[str, Any]) -> None:
             raise ValueError("no table")
     except (ValueError, RecursionError) as error:
         raise FedtideError(f"{file}: not the settings of adapters ({error})") from None
+    drawn = theirs.get("init_lora_weights")
+    if isinstance(drawn, str) and drawn not in ("gaussian", "orthogonal"):
+        raise refused(f"{file}: init_lora_weights", drawn, "adapters that leave the base as it is", "they change it")
     for name in (*DECISIVE, *(name for name in theirs if re.fullmatch("use_.*|.*_config", name))):
         one, other = ours.get(name), theirs.get(name)
         if (one or other) and one != other:

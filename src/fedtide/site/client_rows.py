@@ -107,7 +107,7 @@ def _names_in(path: Path, source: CSV | Texts) -> list[str]:
 
 def _taken(source: CSV | Texts) -> list[str]:
     """Return the columns that a file must have beside those of features."""
-    columns = source.taken if isinstance(source, CSV) else [source.text, source.label, source.time]
+    columns = source.taken if isinstance(source, CSV) else [source.prompt, source.text, source.label, source.time]
     return [column for column in columns if column is not None]
 
 
@@ -262,7 +262,8 @@ def _padded_alike(files: list[Rows]) -> list[Rows]:
     labels = {label for rows, mask in zip(files, masks, strict=True) for label in rows.y[mask].unique().tolist()}
     padding = next((label for label in range(files[0].classes) if label not in labels), -1)
     if padding < 0:
-        raise refused("--data: labels of next tokens", "all of the vocabulary", "one less, which stands for the others")
+        but = "what pads rows needs a token that no text has"
+        raise refused("--data: tokens of the texts", "all of the vocabulary", "one fewer", but)
     return [
         replace(rows, y=rows.y.masked_fill(~mask, padding), padding=padding)
         for rows, mask in zip(files, masks, strict=True)

@@ -194,7 +194,7 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
         if experiment.method[0].algorithm in QUESTIONS_OF:
             but = "its questions are about numbers, and features of texts are ids of tokens"
             raise refused("data.source.kind", source.kind, "rows of numbers", but)
-        check_tokenizer(source, model, directory)
+        check_one_base(source, model, directory)
     elif rows.steps is not None:
         raise FedtideError(f"data.source: rows of {rows.name} are sequences, which nodes cannot read from files yet")
     if rows.value is not None:
@@ -221,7 +221,7 @@ def describe_rows(experiment: Experiment, rows: Rows, directory: Path | None) ->
     )
 
 
-def check_tokenizer(source: Texts, model: Any, directory: Path | None) -> None:
+def check_one_base(source: Texts, model: Any, directory: Path | None) -> None:
     """Raise unless the tokenizer of texts is that of the model, because a node has one base for both."""
     if not isinstance(model, Transformer):
         but = "nodes make tokens by the tokenizer of their base"

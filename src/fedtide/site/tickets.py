@@ -292,9 +292,11 @@ class Ticket(AboutSite):
             raise FedtideError(f"seal: found {shown(seal)}, but the content has {ticket.seal}: {DAMAGED}")
         ticket.rows.source_at(Path("rows"))
         has_base = isinstance(study_of(ticket.study).model, Transformer)
-        if (ticket.base is not None) != has_base or (ticket.rows.is_texts and not has_base):
+        if (ticket.base is not None) != has_base:
             name = "none" if ticket.base is None else ticket.base.name
-            raise refused("base", name, "that of a study whose model is a 'transformer', and texts with it alone")
+            raise refused("base", name, "one if the study's model is a 'transformer', else none")
+        if ticket.rows.is_texts and not has_base:
+            raise refused("rows", "texts", "other rows, because the study's model is no 'transformer'")
         return ticket
 
     def check_clock(self, now: datetime) -> None:

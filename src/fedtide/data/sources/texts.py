@@ -101,9 +101,10 @@ class Texts(Loading):
 
     def folder(self, directory: Path | None) -> Path:
         """Return the folder of the tokenizer."""
+        if self.tokenizer is None:
+            return find_model(None, self.package, "data.source.package")
         key = "data.source.tokenizer"
-        path = None if self.tokenizer is None else str(find(self.tokenizer, directory, key, hint=NOWHERE))
-        return find_model(path, self.package, key)
+        return find_model(str(find(self.tokenizer, directory, key, hint=NOWHERE)), None, key)
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
