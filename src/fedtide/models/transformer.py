@@ -183,7 +183,7 @@ def find_model(path: str | None, package: str | None, key: str | None = None) ->
         FedtideError: there is no model, or more than one.
     """
     where = locate_model(path, package, key)
-    return where if where.is_dir() else _converted(where, key or "model")
+    return where if where.is_dir() else _converted(where, key or f"model.{'path' if package is None else 'package'}")
 
 
 def locate_model(path: str | None, package: str | None, key: str | None = None) -> Path:

@@ -90,7 +90,7 @@ def test_half_a_character_is_replaced(tmp_path, model):
     [
         ({"text": "tekst"}, r"no column 'tekst'; did you mean 'text'\?"),
         ({"tokenizer": "nowhere"}, r"^data\.source\.tokenizer: no such file or folder: .*nothing is downloaded"),
-        ({"tokenizer": None, "package": "no_such"}, r"^data\.source\.tokenizer\.package: found 'no_such'"),
+        ({"tokenizer": None, "package": "no_such"}, r"^data\.source\.package: found 'no_such'"),
         ({"label": "when"}, r"allowed: two or more"),
     ],
 )

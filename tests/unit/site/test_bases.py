@@ -155,7 +155,7 @@ def test_without_a_base_the_node_says_what_it_needs(wanted):
         f"--base: no value given, and the study needs the base 'model' with digest {wanted.digest}; allowed: a folder"
     )
     assert str(said.value).startswith(needs)
-    with pytest.raises(FedtideError, match=r"--base\.path: no such file or folder: /nowhere; nothing is downloaded"):
+    with pytest.raises(FedtideError, match=r"--base: no such file or folder: /nowhere; nothing is downloaded"):
         find_base(wanted, "/nowhere")
 
 
@@ -175,7 +175,8 @@ def test_a_base_with_one_more_file_that_decides_numbers_is_refused(place, wanted
     (base / "README.md").write_text("of no meaning")
     assert find_base(wanted, str(base)) == base
     (base / name).write_text("{}")
-    with pytest.raises(FedtideError, match=rf"{name} is one file too many"):
+    line = rf"--base: .*: found '{name}', allowed: a model without" if "adapter" in name else f"{name} is one file too"
+    with pytest.raises(FedtideError, match=line):
         find_base(wanted, str(base))
 
 

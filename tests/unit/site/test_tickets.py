@@ -250,8 +250,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (pretrained(package="os"), "study.model.package: found .*, allowed: no such key in a ticket"),
     (study(model="transformer:/etc"), "study.model: found .*, allowed: no file and no package"),
     (pretrained(adapters=EVIL), "study: model.adapters"),
-    (pretrained(), "base: found 'none', allowed: that of a study whose model is a 'transformer'"),
-    (base(), "base: found 'm', allowed: that of a study whose model is a 'transformer'"),
+    (pretrained(), "base: found 'none', allowed: one if the study's model is a 'transformer'"),
+    (base(), "base: found 'm', allowed: one if the study's model is a 'transformer'"),
     (pretrained() | base(package="os.path"), "base.package: found 'os.path'"),
     (pretrained() | base(package="../evil"), "base.package"),
     (pretrained() | base(files={"../../etc/passwd": "0" * 64}), "base.files"),
@@ -266,7 +266,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
         "the shape of rows of texts, allowed: tokens of the source's context",
     ),
     (base() | texts(), "base: found 'm'"),
-    (texts(), "base: found 'none'"),
+    (texts(), "rows: found 'texts', allowed: other rows"),
 ]
 
 
