@@ -130,7 +130,7 @@ class Seat:
         check_versions(ticket)
         if base is not None and ticket.base is None:
             raise refused("--base", base, "none, because the study has no pretrained base")
-        own = read_policy(policy)
+        rules = read_policy(policy)
         place = None if ticket.base is None else find_base(ticket.base, base)
         study = at_base(ticket.experiment, place)
         if study.wire is not None and study.wire.privacy is not None:
@@ -139,7 +139,7 @@ class Seat:
         rows = FileRows.read(
             data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place
         )  # fmt: skip
-        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, own, policy, place)
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place)
         seat.check_home()
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
