@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
@@ -522,7 +523,9 @@ def _quiet(transformers: Any) -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of parts that the library itself uses
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

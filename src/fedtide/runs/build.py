@@ -135,6 +135,10 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     if isinstance(model, Transformer) and isinstance(experiment.data.source, Texts):
         directory = experiment.data.directory
         check_tokenizer(experiment.data.source.folder(Path(directory) if directory else None), model.folder)
+        has_label = experiment.data.source.label is not None
+        if has_label == (model.head == "next-token"):
+            allowed = "'classification'" if has_label else "'next-token'"
+            raise refused("model.head", model.head, allowed, f"data.source has {'a' if has_label else 'no'} label")
     return rows_for(rows, partial(model.build, rows.shape, rows.target.width or rows.classes))
 
 

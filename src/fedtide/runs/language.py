@@ -176,11 +176,11 @@ def cut_beginnings(path: Path, prompts: list[list[int]], rooms: Sequence[int]) -
     """
     for row, (prompt, room) in enumerate(zip(prompts, rooms, strict=True)):
         if not prompt or room < 1:
-            what = "prompt" if not prompt else "answers"
-            allowed = (
-                "a text with a token" if not prompt else "shorter ones, so that the model takes a token before them"
-            )
-            raise refused(f"{path}: {what} {row}, counted from 0", "no token" if not prompt else "too many", allowed)
+            where = f"{path}: row {row}, counted from 0"
+            if not prompt:
+                raise refused(where, "a prompt without a token", "a text")
+            but = "the model takes no token before it"
+            raise refused(where, "an answer that is too long", "shorter ones", but)
     cut = sum(len(prompt) > room for prompt, room in zip(prompts, rooms, strict=True))
     if cut:
         print(f"fedtide: {path}: {cut} of {len(prompts)} prompts lose their beginning", file=sys.stderr)

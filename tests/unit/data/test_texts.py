@@ -92,6 +92,10 @@ def test_half_a_character_is_replaced(tmp_path, model):
         ({"tokenizer": "nowhere"}, r"^data\.source\.tokenizer: no such file or folder: .*nothing is downloaded"),
         ({"tokenizer": None, "package": "no_such"}, r"^data\.source\.package: found 'no_such'"),
         ({"label": "when"}, r"allowed: two or more"),
+        (
+            {"context": 1},
+            r"^data\.source\.context: found 1, but the tokenizer puts marks around .*; allowed: \d or more",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(changes, line, table, model, monkeypatch):

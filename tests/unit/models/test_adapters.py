@@ -433,6 +433,17 @@ def test_a_tokenizer_of_another_model(tmp_path, folder):
         rows_of(texts(tmp_path, other, folder), 0)
 
 
+def test_labels_and_next_tokens_want_heads_of_their_own(tmp_path, folder):
+    experiment = texts(tmp_path, folder, folder)
+    model = replace(experiment.model, head="next-token")
+    with pytest.raises(FedtideError, match=r"^model\.head: found 'next-token', but .* a label; allowed: 'class"):
+        rows_of(experiment.model_copy(update={"model": model}), 0)
+    source = replace(experiment.data.source, label=None)
+    data = experiment.data.model_copy(update={"source": source})
+    with pytest.raises(FedtideError, match=r"^model\.head: found 'classification', but .* no label; allowed: 'next"):
+        rows_of(experiment.model_copy(update={"data": data}), 0)
+
+
 def test_rows_that_are_cut_are_counted_before_a_run(tmp_path, folder):
     experiment = texts(tmp_path, folder, folder, context=5)
     lines = [line for line in preflight(experiment).notes if "cut" in line]

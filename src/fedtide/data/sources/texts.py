@@ -213,6 +213,9 @@ class Texts(Loading):
 
     def _rows(self, tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         """Return a padded row for each text, and how many were cut."""
+        if self.context <= (marks := tokenizer.num_special_tokens_to_add(pair=False)):
+            but = f"the tokenizer puts marks around a text, {marks} in number"
+            raise refused("data.source.context", self.context, f"{marks + 1} or more", but)
         tokens = encode(tokenizer, texts, self.context)
         x = padded([row for row, _ in tokens], self.context, padding_of(tokenizer))
         return x, sum(was_cut for _, was_cut in tokens)
@@ -335,7 +338,10 @@ def texts(
     source = Texts(path, tokenizer, package, text, label, prompt, columns, domain, time, context)
     if in_files:
         return source.load(None, 0)
-    cells = cells_of(data, "table")
+    try:
+        cells = cells_of(data, "table")
+    except UnicodeEncodeError as error:
+        raise refused("table", "half of a character", "texts", str(error)) from None
     find_places("table", [*cells.columns], source.columns)
     return source.rows("table", cells, None)
 
