@@ -44,7 +44,7 @@ from fedtide.models.adapters import save_adapters
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
-TEXTS = "CSV, Parquet or JSON lines"
+TEXTS = "CSV, Parquet or JSON lines, or a folder of texts"
 LABEL = "label"
 """Column of a table that is no feature if the run's source names none."""
 
@@ -113,7 +113,8 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if isinstance(source, Texts):
-        check_file(path, TEXTS)
+        if not path.is_dir():
+            check_file(path, TEXTS)
         x, cut = source.texts_of(path, directory)
         if not len(x):
             raise refused(f"{path}: texts", 0, "1 or more")

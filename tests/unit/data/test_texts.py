@@ -108,3 +108,65 @@ def test_a_folder_without_a_tokenizer_is_named(table, model, tmp_path):
     (tmp_path / "bare" / "tokenizer.json").unlink()
     with pytest.raises(FedtideError, match=r"no tokenizer\.json, allowed: the folder of a model with its tokenizer"):
         Texts((table,), tokenizer=str(tmp_path / "bare")).load(None, 0)
+
+
+def folder_of(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_folders_of_texts_name_class_and_client(tmp_path, model):
+    files = {"ann/light/1.txt": "sun is up\n", "ann/dark/1.txt": "moon", "bob/light/2.TXT": "day", "bob/note.md": "a"}
+    folder = folder_of(tmp_path / "texts", files)
+    source = Texts((str(folder),), tokenizer=str(model), label="folder", client="above", domain="file", context=5)
+    rows = source.load(None, 0)
+    assert rows.x.tolist() == [  # sorted by path
+        [CLS, MOON, SEP, PAD, PAD],
+        [CLS, SUN, IS, UP, SEP],
+        [CLS, DAY, SEP, PAD, PAD],
+    ]
+    assert (rows.label_names, rows.y.tolist()) == (("dark", "light"), [0, 1, 1])
+    assert (rows.client_names, rows.client.tolist()) == (("ann", "bob"), [0, 0, 1])
+    assert (rows.domain_names, rows.held_out) == (("1", "2"), None)
+
+
+def test_files_of_a_client_are_joined_and_those_below_test_are_apart(tmp_path, model):
+    files = {
+        "train/ann/1.txt": "sun up",
+        "train/ann/2.txt": "bye",
+        "test/ann/1.txt": "moon up",
+        "test/bob/1.txt": "a b",
+    }
+    folder = folder_of(tmp_path / "texts", files)
+    rows = Texts((str(folder),), tokenizer=str(model), client="folder", context=4).load(None, 0)
+    assert rows.x.tolist() == [[SUN, UP, SEP, BYE], [MOON, UP, SEP, PAD], [A, B, SEP, PAD]]
+    assert (rows.held_out.tolist(), rows.client.tolist()) == ([False, True, True], [0, 0, 1])
+
+
+def test_a_folder_has_the_rows_of_a_table(tmp_path, model):
+    (tmp_path / "table.csv").write_text("text,class\nmoon is up,dark\nsun is up,light\nday,light\n")
+    files = {"dark/1.txt": "moon is up", "light/1.txt": "sun is up", "light/2.txt": "day"}
+    folder = folder_of(tmp_path / "texts", files)
+    table = Texts((str(tmp_path / "table.csv"),), tokenizer=str(model), label="class", context=5).load(None, 0)
+    assert Texts((str(folder),), tokenizer=str(model), label="folder", context=5).load(None, 0).digest == table.digest
+
+
+@pytest.mark.parametrize(
+    ("files", "keys", "line"),
+    [
+        ({"a.md": "sun"}, {}, r"texts: files of texts: found 0, allowed: 1 or more that end in \.txt"),
+        ({"a.txt": " \n"}, {}, r"a\.txt: text is empty"),
+        ({"a.txt": "\udcff"}, {}, r"a\.txt: damaged or not a text in UTF-8"),
+        ({"x/a.txt": "sun", "b.txt": "sun"}, {"client": "folder"}, r"b\.txt: no column 'folder'; allowed: file, "),
+        ({"test/a.txt": "sun"}, {}, r"texts: texts to train on: found 0"),
+    ],
+)
+def test_what_is_wrong_in_a_folder_is_one_line(files, keys, line, tmp_path, model):
+    for name, text in files.items():
+        folder_of(tmp_path / "texts", {name: ""})
+        (tmp_path / "texts" / name).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(FedtideError, match=line) as refusal:
+        Texts((str(tmp_path / "texts"),), tokenizer=str(model), **keys).load(None, 0)
+    assert "\n" not in str(refusal.value)

@@ -15,7 +15,8 @@ from fedtide.core.errors import refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.cells import Cells, cells_of, read_cells
-from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.files import Loading, find, opened, reading
+from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
 from fedtide.data.sources.text import Listed, list_texts, read_objects
 from fedtide.fields.types import Count, ingredient
@@ -23,6 +24,12 @@ from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, l
 
 JSON_LINES = ".jsonl", ".ndjson"
 """Endings of files of JSON lines."""
+PLAIN = ".txt"
+"""Ending of the files of a folder that are texts."""
+PARTS = "train", "test"
+"""Names of the first folders below a folder of texts that divide its files."""
+PART = "split"
+"""Column of the files of a folder: one of these names."""
 
 
 @ingredient
@@ -34,12 +41,18 @@ class Texts(Loading):
     each. Texts come in the order of their time, else of the file. Texts of two domains are not joined. A block has the
     time of its last token.
 
+    A folder has a text in each file that ends in `.txt`, in UTF-8, also below folders. Its columns are names: `file`
+    without the ending, `folder` of the folder that has the file, and `above` of the folder above that one. So
+    `label = "folder"` reads `CLASS/FILE.txt`, and `client = "folder"` reads `CLIENT/FILE.txt`. That label with
+    `client = "above"` reads `CLIENT/CLASS/FILE.txt`. As in folders of images, `train` and `test` may stand above all
+    of that: what is below `test` is for testing.
+
     Rows are padded at their end. Padding does not count. If a tokenizer has no padding of its own, marks of the end
     stand for it, and do not count.
 
     Args:
         path: the file, below the data directory or absolute; or several files. They are CSV, Parquet, or JSON lines,
-            packed or not.
+            packed or not. Or a folder of texts, or several.
         tokenizer: the folder or GGUF file of the model.
         package: an installed package that has the model, in place of `tokenizer`.
         text: column of the text. In JSON lines it may be a list of texts.
@@ -74,10 +87,15 @@ class Texts(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
-        tokenizer = self._tokenizer(directory)
         name = ", ".join(Path(path).name for path in self.path)
-        others = [column for column in (self.label, *self.client, self.domain, self.time) if column is not None]
-        cells = self._read([find(path, directory) for path in self.path], name, others)
+        paths = [find(path, directory) for path in self.path]
+        part = PART if any(path.is_dir() for path in paths) else None
+        others = [column for column in (self.label, *self.client, self.domain, self.time, part) if column is not None]
+        return self.rows(name, self._read(paths, name, others), directory, part)
+
+    def rows(self, name: str, cells: Cells, directory: Path | None, part: str | None = None) -> Rows:
+        """Return the rows of a table, some of them for testing if a column of "train" and "test" says the part."""
+        tokenizer = self._tokenizer(directory)
         columns: dict[str, Any] = {}
         if self.client:
             names = (self._names(cells, column) for column in self.client)
@@ -86,6 +104,11 @@ class Texts(Loading):
             columns["domain"] = self._names(cells, self.domain)
         if self.time:
             columns["time"], _ = cells.times([self.time])
+        if part is not None:
+            held_out = np.array(cells.texts(part)) == "test"
+            if held_out.all():
+                raise refused(f"{name}: texts to train on", 0, "1 or more")
+            columns |= {"held_out": held_out} if held_out.any() else {}
         texts = names_of("text", cells, self.text)
         if self.label is None:
             return self._blocks(name, encode(tokenizer, texts, None), tokenizer, columns)
@@ -115,21 +138,25 @@ class Texts(Loading):
 
     def _read(self, paths: Sequence[Path], name: str, others: Sequence[str]) -> Cells:
         names = [*dict.fromkeys([self.text, *others])]
-        if not any(ending in path.suffixes for path in paths for ending in JSON_LINES):
+        if not any(path.is_dir() or any(ending in path.suffixes for ending in JSON_LINES) for path in paths):
             return read_cells(paths, names)
         columns: dict[str, list[Any]] = {column: [] for column in names}
+        places: list[str] = []
         for path in paths:
-            for where, record in read_objects(path, names):
+            records = read_folder(path, self.text, names) if path.is_dir() else read_objects(path, names)
+            for where, record in records:
                 for text in list_texts(where, self.text, record[self.text]):
+                    places.append(where)
                     for column in names:
                         columns[column].append(text if column == self.text else record[column])
-        return cells_of(columns, name)
+        return replace(cells_of(columns, name), where=places.__getitem__)
 
     def _blocks(self, name: str, tokens: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
         """Return the blocks of the texts of each client and domain, in the order of time."""
         ids = [row for row, _ in tokens]
         time = columns.get("time", np.arange(len(ids)))
-        owner = [*zip(columns.get("client", [""] * len(ids)), columns.get("domain", [""] * len(ids)), strict=True)]
+        owners = (columns.get(key, [0] * len(ids)) for key in ("client", "domain", "held_out"))
+        owner = [*zip(*owners, strict=True)]
         order = sorted(range(len(ids)), key=lambda text: (owner[text], time[text], text))
         blocks: list[list[int]] = []
         of: list[int] = []  # the text of the last token of each block
@@ -147,6 +174,32 @@ class Texts(Loading):
         rows = from_arrays(name, both[:, :-1], np.zeros(len(both), np.int64), **picked)
         y = torch.from_numpy(both[:, 1:].copy())
         return replace(rows, y=y, classes=max(len(tokenizer), int(both.max()) + 1), padding=padding)
+
+
+def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the texts below a folder, in the order of their paths, with their places for messages.
+
+    Args:
+        folder: the folder.
+        text: name of the column of the text.
+        columns: names that each text must have.
+
+    Raises:
+        FedtideError: the folder has no file of a text, or a file is not in UTF-8 or lacks a column.
+    """
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() == PLAIN and file.is_file()]
+    if not files:
+        raise refused(f"{folder}: files of texts", 0, f"1 or more that end in {PLAIN}, also below its folders")
+    for file in files:
+        # Half of a character of two is none that could be written to a record.
+        *folders, name = (part.encode(errors="replace").decode() for part in file.relative_to(folder).parts)
+        part = folders.pop(0) if folders and folders[0] in PARTS else PARTS[0]
+        above = dict(zip(("folder", "above"), reversed(folders), strict=False))
+        with reading(file, "a text in UTF-8"), opened(file) as content:
+            read = content.read().decode("utf-8-sig")
+        record = {"file": name[: -len(PLAIN)], PART: part, **above, text: read}
+        find_places(file, sorted(record), columns)
+        yield str(file), record
 
 
 def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: int | None) -> Iterator[tuple[Any, int]]:
