@@ -18,12 +18,12 @@ from fedtide.data.sources.cells import Cells, cells_of, read_cells
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
-from fedtide.data.sources.text import Listed, list_texts, read_objects
+from fedtide.data.sources.text import Listed, list_texts, read_records
 from fedtide.fields.types import Count, ingredient
 from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, load_tokenizer, padding_of
 
-JSON_LINES = ".jsonl", ".ndjson"
-"""Endings of files of JSON lines."""
+RECORDS = ".jsonl", ".ndjson", ".xml"
+"""Endings of files of JSON lines, and of posts of a Stack Exchange dump."""
 PLAIN = ".txt"
 """Ending of the files of a folder that are texts."""
 PARTS = "train", "test"
@@ -52,7 +52,8 @@ class Texts(Loading):
 
     Args:
         path: the file, below the data directory or absolute; or several files. They are CSV, Parquet, or JSON lines,
-            packed or not. Or a folder of texts, or several.
+            packed or not. An `.xml` file has the posts of a Stack Exchange dump, as in `kind = "text"`. Or a folder of
+            texts, or several.
         tokenizer: the folder or GGUF file of the model.
         package: an installed package that has the model, in place of `tokenizer`.
         text: column of the text. In JSON lines it may be a list of texts.
@@ -138,12 +139,12 @@ class Texts(Loading):
 
     def _read(self, paths: Sequence[Path], name: str, others: Sequence[str]) -> Cells:
         names = [*dict.fromkeys([self.text, *others])]
-        if not any(path.is_dir() or any(ending in path.suffixes for ending in JSON_LINES) for path in paths):
+        if not any(path.is_dir() or any(ending in path.suffixes for ending in RECORDS) for path in paths):
             return read_cells(paths, names)
         columns: dict[str, list[Any]] = {column: [] for column in names}
         places: list[str] = []
         for path in paths:
-            records = read_folder(path, self.text, names) if path.is_dir() else read_objects(path, names)
+            records = read_folder(path, self.text, names) if path.is_dir() else read_records(path, self.text, names[1:])
             for where, record in records:
                 for text in list_texts(where, self.text, record[self.text]):
                     places.append(where)
