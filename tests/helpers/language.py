@@ -12,7 +12,7 @@ from torch import nn
 
 from fedtide.config import Experiment
 from fedtide.data.rows import Rows
-from fedtide.models import LoRA
+from fedtide.models import LoRA, Transformer
 from fedtide.models.transformer import About, NextToken, Pooled
 from helpers.toys import toy
 
@@ -86,6 +86,13 @@ def predicting(algorithm: str, options: dict[str, Any] | None = None, **changes:
     experiment = adapted(algorithm, options, model="python:helpers.language:predictor", **changes)
     adapters = replace(ADAPTERS, targets=("q_proj", "v_proj"))
     return experiment.model_copy(update={"model": replace(experiment.model, adapters=adapters)})
+
+
+def divided(folder: Path, algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+    """The toy of a method on a saved model of three layers, of which the last has adapters."""
+    experiment = adapted(algorithm, options, **changes)
+    model = Transformer(path=str(folder), adapters=LoRA(rank=2, alpha=4.0, last_layers=1))
+    return experiment.model_copy(update={"model": model})
 
 
 QUICK = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import IsFile, Spelled, ingredient
+from fedtide.fields.types import IsFile, Spelled, Whole, ingredient
 from fedtide.models.adapters import LoRA, library
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
+from fedtide.models.lower import FeatureCache, Lower, split
 
 NOWHERE = "nothing is downloaded: allowed: a folder with config.json and a file of safetensors, or a GGUF file"
 """Advice if there is no model."""
@@ -48,6 +49,8 @@ class Transformer:
         head: "classification" puts a new linear layer on the mean of the features of a row's tokens. "next-token" takes
             the model's own logits at every step. "embedding" returns the mean, without a layer to train.
         adapters: what is trained, in place of the whole model.
+        cache_mb: largest size in megabytes of the features that a process keeps of rows that come again, from below the
+            first layer with adapters (`last_layers`). It changes no number; with 0 all are computed anew.
 
     Raises:
         FedtideError: `transformers` is not installed, there is no model, or it lacks the weights that the head needs.
@@ -57,6 +60,7 @@ class Transformer:
     package: str | None = None
     head: Literal["classification", "next-token", "embedding"] = "classification"
     adapters: Annotated[LoRA, Spelled] | None = None
+    cache_mb: Whole = 256
     kind: Literal["transformer"] = "transformer"
 
     def __post_init__(self) -> None:
@@ -70,20 +74,29 @@ class Transformer:
         """Folder of the model's configuration, weights and tokenizer."""
         return find_model(self.path, self.package)
 
+    def uncached(self) -> "Transformer":
+        """Return the model without what changes no number."""
+        return replace(self, cache_mb=0)
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with the pretrained weights; its head and adapters are drawn."""
         if len(shape) != 1:
             raise refused("model.kind: 'transformer': shape of rows", shape, "(steps,), with the id of a token at each")
-        base, about = load_base(self.folder, self.head == "next-token")
+        base, about, cache = load_base(self.folder, self.head == "next-token")
         check_steps(about, shape[0], "model")
         base = copy.deepcopy(base)
         if self.adapters is None:
             release(base)
         else:
             self.adapters.add(base)
+        module: Tokens
         if self.head == "next-token":
-            return NextToken(base, about)
-        return Pooled(base, about, classes if self.head == "classification" else None)
+            module = NextToken(base, about)
+        else:
+            module = Pooled(base, about, classes if self.head == "classification" else None)
+        if self.adapters is not None and (parts := split(base)):
+            module.divide(Lower(*parts, about.tokens, cache, self.cache_mb * 2**20))
+        return module
 
 
 class Tokens(nn.Module):
@@ -92,6 +105,40 @@ class Tokens(nn.Module):
     def __init__(self, base: nn.Module, about: "About") -> None:
         super().__init__()
         self.base, self.about = base, about
+        self.lower: Lower | None = None
+
+    def run(self, tokens: Tensor) -> Any:
+        """Return the outputs of the base; layers below the first adapter are run once for each row that comes again."""
+
+        def whole(tokens: Tensor) -> Any:
+            return self.base(input_ids=tokens, **self.options(tokens))
+
+        if self.lower is None or torch.compiler.is_compiling():
+            return whole(tokens)
+        return self.lower.run(self.base, tokens, whole)
+
+    def options(self, tokens: Tensor) -> dict[str, Any]:
+        """Return the arguments of the base besides the tokens."""
+        if self.about.causal:  # no token sees the padding behind it
+            return {"use_cache": False}
+        # of four dimensions, because the library reads the values of others, which copies at once do not allow
+        return {"attention_mask": self.counted(tokens)[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)}
+
+    @torch.no_grad()
+    def divide(self, lower: Lower) -> None:
+        """Run the lower layers by themselves from now on, if the base then returns what it does as a whole."""
+        where = lower.layers, lower.count
+        if where not in lower.cache.splits:
+            probe = torch.arange(2 * min(4, self.about.steps)).unflatten(0, (2, -1)) % self.about.tokens
+            self.eval()
+            outputs = self(probe)
+            self.lower = lower
+            try:
+                lower.cache.splits[where] = torch.allclose(self(probe), outputs, rtol=1e-3, atol=1e-4)
+            except Exception:  # whatever an architecture raises that is not a list of layers, one after the other
+                lower.cache.splits[where] = False
+            self.train()
+        self.lower = lower if lower.cache.splits[where] else None
 
     def counted(self, tokens: Tensor) -> Tensor:
         """Return the mask (rows, steps) of the steps that are not padding."""
@@ -103,7 +150,7 @@ class NextToken(Tokens):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, steps, tokens); no step sees the padding behind it."""
-        return self.base(input_ids=tokens, use_cache=False).logits
+        return self.run(tokens).logits
 
 
 class Pooled(Tokens):
@@ -115,13 +162,7 @@ class Pooled(Tokens):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, classes), or to features (rows, width) without a head."""
-        counted = self.counted(tokens)
-        if self.about.causal:  # no token sees the padding behind it
-            more: dict[str, Any] = {"use_cache": False}
-        else:  # of four dimensions, because the library reads the values of others, which copies at once do not allow
-            more = {"attention_mask": counted[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)}
-        hidden = self.base(input_ids=tokens, **more).last_hidden_state
-        return self.head(mean_over_steps(hidden, counted))
+        return self.head(mean_over_steps(self.run(tokens).last_hidden_state, self.counted(tokens)))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -236,8 +277,8 @@ def check_steps(about: About, steps: int, key: str) -> None:
         raise refused(f"{key}: tokens of a row", steps, f"at most {about.steps}, the context of the model")
 
 
-def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
-    """Return a pretrained model whose parameters are held, the same one at each call, and facts about it.
+def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About, FeatureCache]:
+    """Return a pretrained model whose parameters are held, facts about it, and its features: the same at each call.
 
     Args:
         folder: of the model.
@@ -248,7 +289,7 @@ def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About]:
 
 
 @lru_cache(maxsize=4)
-def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About]:
+def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About, FeatureCache]:
     del stamp
     transformers = library("transformers", "model.kind: 'transformer'")
     kind = transformers.AutoModelForCausalLM if with_logits else transformers.AutoModel
@@ -279,7 +320,7 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     about = About(config.hidden_size, longest - _unused_positions(model), tokens, padding_in(folder), _is_causal(model))
     if with_logits and not about.causal:
         raise refused(what, config.model_type, "a model whose steps see no later one, for head 'next-token'")
-    return model, about
+    return model, about, FeatureCache()
 
 
 def _unused_positions(model: nn.Module) -> int:

@@ -33,6 +33,8 @@ def digest_of(experiment: Experiment, method: Method, seed: int, device: str | N
     silent |= {"claim": (), "title": "", "description": "", "seeds": (seed,)}
     source = experiment.data.source.uncached()
     data = experiment.data.model_copy(update={"directory": None, "source": source})
+    if isinstance(model := experiment.model, Transformer):
+        silent["model"] = model.uncached()
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
     if (name := device or device_of(experiment)) != CPU:

@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from fedtide.config import from_dict
-from fedtide.core.base import Weights
+from fedtide.core.base import Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.fast.stacks import FuncStack
 from fedtide.learn.losses import CrossEntropy
-from fedtide.learn.task import Task, with_branches
+from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.models import LoRA, Python, Transformer, save_adapters
 from fedtide.models import transformer as files
 from fedtide.models.base import BaseParameter
+from fedtide.models.lower import FeatureCache, Lower
 from fedtide.models.networks import Model
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
@@ -220,6 +221,95 @@ def test_adapters_on_the_last_layers_alone(kind, tmp_path):
     save_adapters(task.scratch.module, tmp_path / "exported")
     settings = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
     assert settings["layers_to_transform"] == [1, 2]
+
+
+# -- layers below the adapters ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """The rows of each pass through lower layers."""
+    rows, below = [], Lower._below
+    count = lambda self, base, tokens, run: rows.append(len(tokens)) or below(self, base, tokens, run)  # noqa: E731
+    monkeypatch.setattr(Lower, "_below", count)
+    return rows
+
+
+def divided(tmp_path: Path, layers: int = 3, **options) -> Task:
+    where = save(tmp_path / "model", layers=layers)
+    return task_for(Transformer(path=str(where), **{"adapters": LoRA(rank=2, last_layers=1), **options}))
+
+
+def test_rows_that_come_again_are_not_computed_again(tmp_path, passes):
+    task = divided(tmp_path)
+    assert task.scratch.module.lower.count == 2
+    weights, some = task.init(Rng(0)), X[:3].repeat(2, 1)
+    logits = task.logits(weights, some)
+    passes.clear()
+    assert torch.equal(task.logits(weights, some.flip(0)), logits.flip(0))
+    shard = Shard(some, torch.zeros(6, dtype=torch.int64), torch.arange(6))
+    task.gradient(weights, shard)
+    joined = with_branches(task, "*", 2)
+    logits_and_features(joined, joined.init(Rng(1)), some)
+    assert passes == []
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_features_of_a_row_have_the_same_bits_in_any_company(tmp_path):
+    module = divided(tmp_path, cache_mb=0).scratch.module
+    with torch.no_grad():
+        together = features_of(module, X)
+        assert torch.equal(torch.cat([features_of(module, row) for row in X.split(1)]), together)
+        assert torch.equal(features_of(module, X.flip(0)), together.flip(0))
+        stacked = torch.vmap(lambda rows: features_of(module, rows))(X.unflatten(0, (4, -1)))
+    assert torch.equal(stacked.flatten(0, 1), together)
+    assert not module.lower.cache.features
+
+
+def features_of(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return what the layers with adapters are given."""
+    given = []
+    with module.base.encoder.layer[2].register_forward_pre_hook(lambda layer, inputs: given.append(inputs[0])):
+        module(x)
+    return given[-1]  # at first they are computed
+
+
+def test_bytes_of_features_are_bounded():
+    kept = FeatureCache()
+    for number in range(10):
+        kept.keep(number, torch.zeros(3, dtype=torch.float64), most=100)
+    assert len(kept.features) == 4
+    kept.keep("large", torch.zeros(13, dtype=torch.float64), most=100)
+    assert "large" not in kept.features
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (1, {}),
+        (3, {"adapters": LoRA(rank=1, targets=("query",))}),
+        (3, {"adapters": LoRA(rank=1, targets=("word_embeddings", "encoder.layer.2.attention.self.query"))}),
+        (3, {"adapters": None}),
+    ],
+)
+def test_a_base_without_layers_below_its_adapters_is_run_as_a_whole(layers, options, tmp_path):
+    assert divided(tmp_path, layers, **options).scratch.module.lower is None
+
+
+def test_a_base_whose_layers_are_not_a_chain_is_run_as_a_whole(tmp_path, monkeypatch):
+    """As of an architecture whose later layers read what earlier ones leave."""
+    monkeypatch.setattr(Lower, "_below", lambda self, base, tokens, run: torch.zeros(*tokens.shape, 8))
+    module = divided(tmp_path).scratch.module
+    assert module.lower is None
+    assert module(X[:2]).shape == (2, 3)
+
+
+def test_the_size_of_the_cache_is_no_part_of_the_digest(tmp_path):
+    where = save(tmp_path / "model")
+    models = [Transformer(path=str(where), adapters=LoRA(rank=1), cache_mb=size) for size in (0, 9)]
+    experiments = [adapted("fedavg").model_copy(update={"model": model}) for model in models]
+    one, two = (digest_of(experiment, experiment.method[0], 0) for experiment in experiments)
+    assert one == two
 
 
 # -- one line ----------------------------------------------------------------------------------------------------------
