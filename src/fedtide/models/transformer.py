@@ -144,6 +144,10 @@ class Tokens(nn.Module):
         """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != self.about.padding
 
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings (rows, steps, width) that the base has for tokens: features that all branches share."""
+        return self.base.get_input_embeddings()(tokens).detach()
+
 
 class NextToken(Tokens):
     """A transformer that predicts the next token at every step."""
