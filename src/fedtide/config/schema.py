@@ -102,8 +102,9 @@ class Method(Strict):
             method describes it.
         transforms: additions to the method of the paper: our improvements, or a way to personalize; in any order.
         loss: minimized by local training; "cross-entropy" is the target's own loss if rows have no classes.
-        init_from: first weights of the method's model; None draws them. It is a file of safetensors, or the folder of a
-            run of one model (`RUN/METHOD/SEED`). The run may have been stopped; its newest checkpoint is read.
+        init_from: first weights of the method's model; None draws them. It is a file of safetensors, a folder with
+            adapters as PEFT writes it, or the folder of a run of one model (`RUN/METHOD/SEED`). The run may have been
+            stopped; its newest checkpoint is read.
         shift: in place of the experiment's `who`, `what` or `how`.
         decide_per: rows that choose their branch together at inference: all of a "client", or a "batch" of at most 64
             of a client's. Each "sample" chooses by itself; an "oracle" takes 64 of the same true group, in a simulation

@@ -308,15 +308,26 @@ def load_weights(path: Path, like: Weights, key: str) -> Weights:
     """
     with within(key):
         weights = _read_tensors(path)
+    return fitted(weights, like, f"{key}: {path}")
+
+
+def fitted(weights: Mapping[str, Tensor], like: Weights, where: str) -> Weights:
+    """Return tensors by name as weights of a network; raise if names or shapes are of another.
+
+    Args:
+        weights: by name; more tensors of integers are left out.
+        like: weights of the network.
+        where: the file with its key, for error messages.
+    """
     wanted = {**like.params, **like.buffers}
     for name, value in wanted.items():
         tensor = weights.get(name)
         if tensor is None or tensor.shape != value.shape:
             shape = None if tensor is None else tuple(tensor.shape)
-            raise refused(f"{key}: {path}: shape of '{name}'", shape, str(tuple(value.shape)))
+            raise refused(f"{where}: shape of '{name}'", shape, str(tuple(value.shape)))
     more = [name for name, value in weights.items() if name not in wanted and value.is_floating_point()]
     if more:
-        raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
+        raise refused(where, more[0], f"{', '.join(wanted)}, as the model has")
     return Weights(
         {name: weights[name].to(value.dtype) for name, value in like.params.items()},
         {name: weights[name].to(value.dtype) for name, value in like.buffers.items()},

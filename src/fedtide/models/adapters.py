@@ -4,6 +4,7 @@ The layers are those of PEFT. `fedtide.models.base` says how the base is held.
 """
 
 import importlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,11 +13,15 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
-from safetensors.torch import save_file
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
 
 from fedtide.core.atomic import check_new, making
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.base import Weights
+from fedtide.core.checkpoint import fitted
+from fedtide.core.errors import FedtideError, nearest, refused, within
+from fedtide.core.files import LARGEST, read_bytes
 from fedtide.fields.types import Count, Different, OpenFraction, Positive, ingredient
 from fedtide.models.base import HEAD, fixed_buffers
 from fedtide.models.branched import in_layer
@@ -131,6 +136,88 @@ def _layers(base: nn.Module) -> list[str]:
     ]
 
 
+SETTINGS, ADAPTERS, ADAPTED_HEAD = "adapter_config.json", "adapter_model.safetensors", "head.safetensors"
+"""Files of a folder with adapters; the last one is ours, and need not be there."""
+DECISIVE = (
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
+    "layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices",
+)  # fmt: skip
+"""Settings of PEFT that say what adapters do, or what is trained beside them."""
+PEFT = "base_model.model."
+"""Beginning of the names of tensors in PEFT's files."""
+WRITTEN_AS = {"r": "rank", "lora_alpha": "alpha"}
+"""Our names for settings of PEFT."""
+
+
+def adapter_files(folder: Path) -> list[Path]:
+    """Return the files of a folder with adapters that decide numbers; none if it is no such folder."""
+    if not (folder / SETTINGS).is_file():
+        return []
+    return [file for name in (SETTINGS, ADAPTERS, ADAPTED_HEAD) if (file := folder / name).exists()]
+
+
+def load_adapters(folder: Path, module: nn.Module, like: Weights, key: str) -> Weights:
+    """Return the weights in a folder with adapters, as `save_adapters` or PEFT itself writes it.
+
+    Args:
+        folder: with `adapter_config.json` and a file of safetensors.
+        module: of a model with adapters.
+        like: its weights; the head is from there if the folder has none.
+        key: configuration key that names the folder, for error messages.
+
+    Raises:
+        FedtideError: the model has no adapters, or other ones than the folder, or a file is damaged.
+    """
+    base = _with_adapters(module, f"{key}: {folder}")
+    with within(key):
+        _check_settings(folder / SETTINGS, base.peft_config["default"].to_dict())
+        most = sum(8 * value.numel() for value in like.params.values()) + LARGEST
+        tensors = _read_tensors(folder / ADAPTERS, most)
+        if (folder / ADAPTED_HEAD).exists():
+            head = _read_tensors(folder / ADAPTED_HEAD, most)
+        else:
+            head = {name: value for name, value in like.params.items() if in_layer(name, HEAD)}
+    above = "" if base is module else "base."
+    ours = {name.removeprefix(above).replace(".default", ""): name for name in like.params if not in_layer(name, HEAD)}
+    plain = {name.removeprefix(PEFT): value for name, value in tensors.items()}
+    named = {ours.get(name, name): value for name, value in plain.items()}
+    return fitted(named | head, like, f"{key}: {folder}")
+
+
+def _check_settings(file: Path, ours: Mapping[str, Any]) -> None:
+    """Raise if the adapters of a file are of another kind than ours."""
+    try:
+        theirs = json.loads(read_bytes(file))
+        if not isinstance(theirs, dict):
+            raise ValueError("no table")
+    except (ValueError, RecursionError) as error:
+        raise FedtideError(f"{file}: not the settings of adapters ({error})") from None
+    for name in DECISIVE:
+        one, other = ours.get(name), theirs.get(name)
+        if (one or other) and one != other:
+            allowed = f"{getattr(one, 'value', one)}, as model.adapters has"
+            raise refused(f"{file}: {WRITTEN_AS.get(name, name)}", other, allowed)
+
+
+def _read_tensors(file: Path, most: int) -> dict[str, Tensor]:
+    try:
+        tensors = load(read_bytes(file, most, "a file of safetensors"))
+    except (SafetensorError, KeyError) as error:
+        raise FedtideError(f"{file}: not a file of safetensors ({error})") from None
+    for name, value in tensors.items():
+        if not value.isfinite().all():
+            raise refused(f"{file}: '{name}'", "a number that is NaN or infinite", "finite numbers")
+    return tensors
+
+
+def _with_adapters(module: nn.Module, key: str) -> Any:
+    """Return the part of a module that has adapters: the base of a transformer, or the module itself."""
+    base = module if hasattr(module, "peft_config") else getattr(module, "base", module)
+    if not getattr(base, "peft_config", None):
+        raise refused(key, "no adapters", "a model with adapters")
+    return base
+
+
 def save_adapters(module: nn.Module, folder: Path | str, about: Mapping[str, str] = MappingProxyType({})) -> int:
     """Write the adapters of a module into a new folder, as PEFT reads it elsewhere, and count their numbers.
 
@@ -145,10 +232,7 @@ def save_adapters(module: nn.Module, folder: Path | str, about: Mapping[str, str
         FedtideError: the module has no adapters, its base has statistics that were trained, or the folder is there.
     """
     folder = Path(folder)
-    base: Any = module if hasattr(module, "peft_config") else getattr(module, "base", module)
-    settings = getattr(base, "peft_config", None)
-    if not settings:
-        raise refused("model", "no adapters", "a model with adapters")
+    base = _with_adapters(module, "model")
     if norms := set(dict(module.named_buffers())) - fixed_buffers(module):
         but = "PEFT's folder holds no statistics of normalization"
         raise refused("model", min(norms), "a base without BatchNorm", but)
@@ -156,9 +240,9 @@ def save_adapters(module: nn.Module, folder: Path | str, about: Mapping[str, str
     head = {name: value for name, value in module.state_dict().items() if in_layer(name, HEAD)}
     state = library("peft", "model.adapters").get_peft_model_state_dict(base)
     with making(folder) as temporary:
-        settings["default"].save_pretrained(temporary)
-        save_file({f"base_model.model.{name}": value.contiguous() for name, value in state.items()},
-                  temporary / "adapter_model.safetensors", {**about, "format": "pt"})  # fmt: skip
+        base.peft_config["default"].save_pretrained(temporary)
+        save_file({f"{PEFT}{name}": value.contiguous() for name, value in state.items()},
+                  temporary / ADAPTERS, {**about, "format": "pt"})  # fmt: skip
         if head:
-            save_file({name: value.contiguous() for name, value in head.items()}, temporary / "head.safetensors")
+            save_file({name: value.contiguous() for name, value in head.items()}, temporary / ADAPTED_HEAD)
     return sum(value.numel() for value in (*state.values(), *head.values()))

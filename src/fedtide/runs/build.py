@@ -44,6 +44,7 @@ from fedtide.learn.local import question_cost
 from fedtide.learn.module_check import Embeddings, check_module
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
+from fedtide.models.adapters import adapter_files, load_adapters
 from fedtide.models.networks import initialize
 from fedtide.models.transformer import Transformer, bytes_of_tokens, check_tokenizer, load_tokenizer
 from fedtide.transforms.transform import apply
@@ -224,8 +225,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     )  # fmt: skip
     if method.init_from is None:
         return task
-    path = Path(place_of_weights(method, experiment.data))
-    return replace(task, begin=load_weights(path, task.init(Rng(0)), f"method '{method.name}'.init_from"))
+    path, key = Path(place_of_weights(method, experiment.data)), f"method '{method.name}'.init_from"
+    if adapter_files(path):
+        return replace(task, begin=load_adapters(path, task.scratch.module, task.init(Rng(0)), key))
+    return replace(task, begin=load_weights(path, task.init(Rng(0)), key))
 
 
 def place_of_weights(method: Method, data: Data) -> str:

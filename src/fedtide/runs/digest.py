@@ -16,6 +16,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
+from fedtide.models.adapters import adapter_files
 from fedtide.models.transformer import Transformer, find_model, has_model, model_files
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
@@ -104,13 +105,14 @@ def packages_of(part: Any) -> Iterator[str]:
 def _digest(path: str) -> str:
     """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
 
-    For the folder of a pretrained model it is that of the files that decide numbers.
+    For the folder of a pretrained model or of adapters it is that of the files that decide numbers.
 
     Raises:
         FedtideError: the file cannot be read.
     """
-    if has_model(Path(path)):
-        return hashlib.sha256("".join(map(sha256, model_files(find_model(path, None)))).encode()).hexdigest()[:16]
+    folder = Path(path)
+    if files := adapter_files(folder) or (model_files(find_model(path, None)) if has_model(folder) else []):
+        return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()[:16]
     file = file_of(Path(path))
     if file.exists() and not file.is_file():
         raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")

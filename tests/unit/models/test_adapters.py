@@ -22,6 +22,7 @@ from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.models import LoRA, Python, Transformer, save_adapters
 from fedtide.models import transformer as files
+from fedtide.models.adapters import load_adapters
 from fedtide.models.base import BaseParameter
 from fedtide.models.lower import FeatureCache, Lower
 from fedtide.models.networks import Model
@@ -29,7 +30,7 @@ from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.site.tickets import check_portable
-from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, save, tokens
+from helpers.language import ADAPTERS, STEPS, TOKENS, WORDS, adapted, classifier, llama, save, tokens
 from helpers.toys import TOY
 
 pytest.importorskip("peft")
@@ -457,6 +458,119 @@ def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
     line = r"init_from: .*: shape of 'base\..*lora_A\.default\.weight': found \(3, 8\), allowed: \(2, 8\)"
     with pytest.raises(FedtideError, match=line):
         task_of(experiment, experiment.method[0], rows_of(experiment, 0))
+
+
+# -- a folder of PEFT to begin with ----------------------------------------------------------------------------------
+
+
+def begun(folder: Path, model: Model = MODEL) -> Weights:
+    """The first weights of a run that begins with a folder."""
+    experiment = adapted("fedavg", {"init_from": str(folder)}).model_copy(update={"model": model})
+    begin = task_of(experiment, experiment.method[0], rows_of(experiment, 0)).begin
+    assert begin is not None
+    return begin
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    """A folder of adapters, whose numbers are not those that a run begins with."""
+    task = task_for()
+    weights = task.init(Rng(5))
+    for value in weights.params.values():
+        value.add_(0.1)
+    save_adapters(task.module(weights), tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_a_run_begins_with_adapters_of_a_folder(exported):
+    weights = task_for().init(Rng(5))
+    begin = begun(exported)
+    assert list(begin.params) == list(weights.params)
+    for name, value in weights.params.items():
+        assert torch.equal(begin.params[name], value + 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of PEFT itself
+def test_a_run_begins_with_a_folder_of_plain_peft(tmp_path, causal):
+    import peft
+
+    lora = LoRA(rank=2, alpha=4.0, targets=("q_proj",))
+    model = Transformer(path=str(causal), head="next-token", adapters=lora)
+    settings = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False)
+    plain = peft.get_peft_model(llama(), settings)
+    plain.save_pretrained(tmp_path / "plain")
+    task = task_for(model)
+    like = task.init(Rng(0))
+    begin = load_adapters(tmp_path / "plain", task.scratch.module, like, "init_from")
+    ours = {name.removeprefix("base_model.model."): p for name, p in plain.named_parameters() if p.requires_grad}
+    assert {f"base.{name}" for name in ours} == {*begin.params}
+    for name, value in ours.items():
+        assert torch.equal(begin.params[f"base.{name}"], value)
+
+
+def test_without_a_head_in_the_folder_one_is_drawn(exported):
+    (exported / "head.safetensors").unlink()
+    begin = begun(exported)
+    assert torch.equal(begin.params["head.weight"], task_for().init(Rng(0)).params["head.weight"])
+
+
+def test_files_of_adapters_are_part_of_the_digest(exported):
+    experiment = adapted("fedavg", {"init_from": str(exported)})
+    before = digest_of(experiment, experiment.method[0], 0)
+    assert digest_of(experiment, experiment.method[0], 0) == before
+    (exported / "head.safetensors").unlink()
+    assert digest_of(experiment, experiment.method[0], 0) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"r": 4}, r"adapter_config\.json: rank: found 4, allowed: 2, as model\.adapters has$"),
+        ({"lora_alpha": 8}, r"adapter_config\.json: alpha: found 8, allowed: 4\.0, as model\.adapters has$"),
+        ({"use_dora": True}, r"adapter_config\.json: use_dora: found True, allowed: False, as"),
+        ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type: found 'IA3', allowed: LORA, as"),
+        ({"bias": "all"}, r"adapter_config\.json: bias: found 'all', allowed: none, as"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(changes, line, exported):
+    file = exported / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(FedtideError, match=r"^method 'toy'\.init_from: .*" + line):
+        begun(exported)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "line"),
+    [
+        ("adapter_config.json", b"[]", r"adapter_config\.json: not the settings of adapters"),
+        ("adapter_config.json", b"[" * 100_000, r"adapter_config\.json: not the settings of adapters"),
+        ("adapter_model.safetensors", b"x", r"adapter_model\.safetensors: not a file of safetensors"),
+        ("adapter_model.safetensors", None, r"adapter_model\.safetensors: no such file"),
+        ("adapter_model.safetensors", bytes(30_000_000), r"adapter_model\.safetensors: bytes: found 'more than 2"),
+        ("head.safetensors", b"x", r"head\.safetensors: not a file of safetensors"),
+    ],
+)
+def test_damaged_files_of_adapters_are_refused(file, content, line, exported):
+    (exported / file).unlink() if content is None else (exported / file).write_bytes(content)
+    with pytest.raises(FedtideError, match=r"^method 'toy'\.init_from: .*" + line) as refusal:
+        begun(exported)
+    assert "\n" not in str(refusal.value)
+
+
+def test_adapters_of_other_layers_or_numbers_are_refused(exported):
+    from safetensors.torch import load_file, save_file
+
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_A\.weight', allowed: base\."):
+        begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query",))))
+    with pytest.raises(FedtideError, match=r"init_from: .*: shape of 'base\..*key.*': found None, allowed: \(2, 8\)"):
+        begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query", "key", "value"))))
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'no adapters', allowed: a model with adapters"):
+        begun(exported, replace(MODEL, adapters=None))
+    state = load_file(exported / "adapter_model.safetensors")
+    first = min(state)
+    save_file(state | {first: state[first] * torch.nan}, exported / "adapter_model.safetensors")
+    with pytest.raises(FedtideError, match=r"safetensors: 'base_model.*': found 'a number that is NaN or infinite'"):
+        begun(exported)
 
 
 @pytest.mark.parametrize("where", [{"path": "a/model"}, {"package": "a_model"}])
