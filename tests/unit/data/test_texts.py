@@ -101,9 +101,7 @@ def test_texts_of_two_files_with_columns_of_their_own_are_two_domains(table, tmp
     assert rows.y.tolist() == [row for part in parts for row in part.y.tolist()]
     assert (rows.padding, rows.classes, rows.steps) == (PAD, len(WORDS), 3)
     assert rows.client_names == ("day/ann", "day/bob", "night/eve")
-    with pytest.raises(
-        FedtideError, match="data.source.labels: found 'disjoint', but sources give sequences; allowed: 'shared'"
-    ):
+    with pytest.raises(FedtideError, match=r"labels: found 'disjoint', but sources give sequences; allowed: 'shared'"):
         Domains(("day", "night"), (day, night)).load(None, 0)
 
 
