@@ -146,7 +146,9 @@ class Tokens(nn.Module):
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings (rows, steps, width) that the base has for tokens: features that all branches share."""
-        return self.base.get_input_embeddings()(tokens).detach()
+        base: Any = self.base
+        embeddings: Tensor = base.get_input_embeddings()(tokens)
+        return embeddings.detach()
 
 
 class NextToken(Tokens):
