@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedtide.models import LoRA, Transformer
 from fedtide.runs.trained import Trained
 from helpers.language import llama, save
 from helpers.shell import done, refused
@@ -45,7 +46,7 @@ def study(folder: Path, head: str = "classification") -> Path:
     """Write a study of texts, with a tiny model beside it."""
     kind, label = ("llama", "") if head == "next-token" else ("bert", 'label = "topic"')
     metrics = '"perplexity", "bits-per-byte"' if head == "next-token" else ""
-    model = save(folder / "model", kind)
+    model = save(folder / "model", kind, layers=2)
     lines = [f"{'sun' if k % 2 else 'moon'} is up good day,{'ab'[k % 2]},c{k % 4}\n" for k in range(48)]
     (folder / "texts.csv").write_text("text,topic,who\n" + "".join(lines))
     file = folder / "study.toml"
@@ -70,7 +71,7 @@ who = "always"
 kind = "transformer"
 path = "{model}"
 head = "{head}"
-adapters = {{ kind = "lora", rank = 2, alpha = 4.0 }}
+adapters = {{ kind = "lora", rank = 2, alpha = 4.0, last_layers = 1 }}
 {METHODS}""")
     return file
 
@@ -150,8 +151,54 @@ def test_adapters_of_next_tokens_in_plain_peft_have_the_logits_of_the_run(next_r
     with torch.no_grad():
         plain = peft.PeftModel.from_pretrained(base, "adapters").eval()(input_ids=x).logits
         ours = Trained.read(next_run, "A").model()(x)
-        assert not torch.allclose(llama()(input_ids=x).logits, plain)
+        torch.manual_seed(0)
+        assert not torch.allclose(llama(2)(input_ids=x).logits, plain)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_merged_models_have_the_logits_of_the_run(run, next_run, capsys):
+    x = torch.tensor([[4, 8, 9, 3, 5, 8], [5, 8, 9, 3, 0, 0]])
+    assert done("export", next_run, "--format", "merged", "--method", "A") == 0
+    assert "numbers with adapters merged" in capsys.readouterr().out
+    words = transformers.AutoModelForCausalLM.from_pretrained("a-0.merged", local_files_only=True)
+    assert done("export", run, "--format", "merged", "--method", "T", "--cluster", "1", "--out", "classes") == 0
+    base = transformers.AutoModel.from_pretrained("classes", local_files_only=True)
+    head = load_file("classes/head.safetensors")
+    counted = (x != 0)[..., None]
+    with torch.no_grad():
+        mean = (base(input_ids=x, attention_mask=(x != 0).long()).last_hidden_state * counted).sum(1) / counted.sum(1)
+        ours = Trained.read(run, "T").model(cluster=1)(x), Trained.read(next_run, "A").model()(x)
+        theirs = mean @ head["head.weight"].T + head["head.bias"], words(input_ids=x).logits
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert json.loads(json.loads(Path("classes/fedtide.json").read_text())["classes"]) == ["a", "b"]
+    assert {file.name for file in Path("classes").iterdir()} == {
+        "config.json", "model.safetensors", "head.safetensors", "fedtide.json",
+        "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert transformers.AutoTokenizer.from_pretrained("classes", local_files_only=True)("sun").input_ids == [2, 4, 3]
+    assert not any("lora" in name for name in load_file("classes/model.safetensors"))
+    again = Transformer(path="classes", head="embedding", adapters=LoRA(rank=1)).build((6,), 2)
+    torch.testing.assert_close(again.eval()(x), mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["torch-export", "onnx"])
+def test_programs_take_any_number_of_rows_of_tokens(format, run):
+    if format == "onnx":
+        for library in ("onnx", "onnxscript"):
+            pytest.importorskip(library)
+        runtime = pytest.importorskip("onnxruntime")
+    assert done("export", run, "--format", format, "--method", "A", "--out", "program") == 0
+    if format == "onnx":
+        session = runtime.InferenceSession("program", providers=["CPUExecutionProvider"])
+        program = lambda x: torch.from_numpy(session.run(None, {"rows": x.numpy()})[0])  # noqa: E731
+    else:
+        program = torch.export.load("program").module()
+    x = torch.tensor([[4, 8, 9, 3, 0, 0], [2, 3, 0, 0, 0, 0], [5, 8, 9, 10, 11, 12]])
+    with torch.no_grad():
+        expected = Trained.read(run, "A").model()(x).log_softmax(-1)
+    for rows in (1, 3):
+        torch.testing.assert_close(program(x[:rows]), expected[:rows], rtol=0, atol=1e-4)
 
 
 def test_perplexity_and_bits_per_byte_are_those_of_a_naive_loop(next_run, root):

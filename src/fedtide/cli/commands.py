@@ -64,7 +64,7 @@ from fedtide.runs import job
 from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
 from fedtide.site import site_commands as deployment
 
-Format = Literal["safetensors", "onnx", "torch-export", "peft"]
+Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
 """Kinds of `fedtide.runs.export.Format`."""
 
 FULL = ("No space left on device", "Disk quota exceeded", "File too large")
@@ -512,7 +512,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
             a model that it was evaluated with.
         format: weights by name (safetensors), or a program (torch-export, onnx) that takes rows as the model sees them.
             It returns log-probabilities, or the columns of another target. Or a folder of adapters that PEFT reads
-            (peft).
+            (peft), or of a pretrained model with its adapters merged (merged).
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
     from fedtide.config import slug

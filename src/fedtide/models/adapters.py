@@ -139,10 +139,10 @@ def _layers(base: nn.Module) -> list[str]:
 SETTINGS, ADAPTERS, ADAPTED_HEAD = "adapter_config.json", "adapter_model.safetensors", "head.safetensors"
 """Files of a folder with adapters; the last one is ours, and need not be there."""
 DECISIVE = (
-    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
-    "layer_replication", "modules_to_save", "target_parameters", "trainable_token_indices",
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "bias", "lora_bias", "layer_replication",
+    "modules_to_save", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
-"""Settings of PEFT that say what adapters do, or what is trained beside them."""
+"""Settings of PEFT that say what adapters do or what is trained beside them; others are named use_... or ..._config."""
 PEFT = "base_model.model."
 """Beginning of the names of tensors in PEFT's files."""
 WRITTEN_AS = {"r": "rank", "lora_alpha": "alpha"}
@@ -192,7 +192,7 @@ def _check_settings(file: Path, ours: Mapping[str, Any]) -> None:
             raise ValueError("no table")
     except (ValueError, RecursionError) as error:
         raise FedtideError(f"{file}: not the settings of adapters ({error})") from None
-    for name in DECISIVE:
+    for name in (*DECISIVE, *(name for name in theirs if re.fullmatch("use_.*|.*_config", name))):
         one, other = ours.get(name), theirs.get(name)
         if (one or other) and one != other:
             allowed = f"{getattr(one, 'value', one)}, as model.adapters has"

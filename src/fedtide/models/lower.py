@@ -90,6 +90,7 @@ class Lower:
     def _all(self, base: nn.Module) -> list[nn.Module]:
         return list(base.get_submodule(self.layers))  # type: ignore[call-overload]
 
+    @torch.inference_mode(False)  # what is kept may be trained on
     @torch.no_grad()
     def _features(self, base: nn.Module, tokens: Tensor, run: Run) -> Tensor:
         """Return the features (rows, steps, width) of rows, each computed unless it is kept."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import IsFile, Spelled, Whole, ingredient
-from fedtide.models.adapters import LoRA, library
+from fedtide.models.adapters import ADAPTED_HEAD, LoRA, library, save_adapters
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
 from fedtide.models.lower import FeatureCache, Lower, split
@@ -33,6 +34,8 @@ ModelPath = Annotated[str, IsFile(NOWHERE)]
 
 CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
 TOKENIZER = "tokenizer.json"
+OF_TOKENIZER = "tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template"
+"""Beginnings of the names of a tokenizer's files, some of which end in ".model"."""
 
 
 @ingredient
@@ -268,6 +271,7 @@ class About:
         tokens: number of ids of its vocabulary.
         padding: id of padding.
         causal: whether no step sees a later one.
+        folder: of its files; None for a base of one's own.
     """
 
     width: int
@@ -275,6 +279,7 @@ class About:
     tokens: int
     padding: int
     causal: bool
+    folder: Path | None = None
 
 
 def check_steps(about: About, steps: int, key: str) -> None:
@@ -323,7 +328,8 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     hold(model).train()
     tokens = model.get_input_embeddings().num_embeddings
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**20
-    about = About(config.hidden_size, longest - _unused_positions(model), tokens, padding_in(folder), _is_causal(model))
+    steps = longest - _unused_positions(model)
+    about = About(config.hidden_size, steps, tokens, padding_in(folder), _is_causal(model), folder)
     if with_logits and not about.causal:
         raise refused(what, config.model_type, "a model whose steps see no later one, for head 'next-token'")
     return model, about, FeatureCache()
@@ -341,6 +347,40 @@ def _is_causal(model: nn.Module) -> bool:
     """Tell whether the first of two tokens has the same features whatever the second is."""
     hidden = model(input_ids=torch.tensor([[0, 0], [0, 1]]), output_hidden_states=True).hidden_states[-1]
     return bool(torch.allclose(hidden[0, 0], hidden[1, 0], rtol=1e-4, atol=1e-5))
+
+
+def save_merged(module: nn.Module, folder: Path) -> nn.Module:
+    """Write a pretrained model with its adapters merged into a folder that is there, and return it as it is then read.
+
+    `from_pretrained` reads it elsewhere, with its tokenizer. A head that was trained is in `head.safetensors`.
+
+    Args:
+        module: of a model with adapters, as `Task.module` returns it.
+        folder: an empty folder.
+
+    Raises:
+        FedtideError: the module has no adapters, or is no transformer of files.
+    """
+    if not isinstance(module, Tokens) or module.about.folder is None:
+        raise refused("model", type(module).__name__, "kind 'transformer'", "a base of one's own has no files")
+    transformers, peft = (library(name, "model.adapters") for name in ("transformers", "peft"))
+    kind = transformers.AutoModelForCausalLM if isinstance(module, NextToken) else transformers.AutoModel
+    how = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+    adapters = folder / "adapters"
+    save_adapters(module, adapters)
+    with _quiet(transformers):
+        base = kind.from_pretrained(str(module.about.folder), **how)
+        merged = peft.PeftModel.from_pretrained(base, str(adapters)).merge_and_unload(safe_merge=True)
+        merged.save_pretrained(folder)
+        read = copy.deepcopy(module)
+        read.base, read.lower = kind.from_pretrained(str(folder), **how), None
+    if (adapters / ADAPTED_HEAD).exists():
+        (adapters / ADAPTED_HEAD).replace(folder / ADAPTED_HEAD)
+    shutil.rmtree(adapters)
+    for file in module.about.folder.iterdir():
+        if file.name.startswith(OF_TOKENIZER) or file.suffix == ".model":
+            shutil.copyfile(file, folder / file.name)
+    return read.eval()
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedtide._version import installed
 from fedtide.config import Experiment, resolved
-from fedtide.core.atomic import check_free, replacing, write_text
+from fedtide.core.atomic import check_free, check_new, making, replacing, write_text
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.files import check_file
@@ -41,6 +41,7 @@ from fedtide.draw.tables import escape_formula
 from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
 from fedtide.models.adapters import save_adapters
+from fedtide.models.transformer import save_merged
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
@@ -242,15 +243,18 @@ def table(logp: Tensor, names: list[str]) -> str:
     return table_of(chances, {"class": [names[best] for best in logp.argmax(1).tolist()]})
 
 
-Format = Literal["safetensors", "onnx", "torch-export", "peft"]
-"""Kind of a file: weights by name, a program with its weights for ONNX or `torch.export.load`, or PEFT's folder."""
+Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
+"""Kind of a file: weights by name, a program with its weights for ONNX or `torch.export.load`, PEFT's folder, or the
+folder of a pretrained model with its adapters merged."""
 
-ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2", "peft": ".peft"}
+ENDINGS: dict[Format, str] = {
+    "safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2", "peft": ".peft", "merged": ".merged",
+}  # fmt: skip
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Variable of torch with the folder for compiled code."""
-CHECKED = 64
-"""How many rows an exported program must predict as the run does."""
+CHECKED, FEW = 64, 8
+"""How many rows an exported program must predict as the run does, and a large pretrained model."""
 
 
 @dataclass(frozen=True)
@@ -288,19 +292,21 @@ def export(model: Model, out: Path, format: Format) -> str:
         model: to be written.
         out: the file.
         format: "safetensors" for the weights alone, which `init_from` reads, too; "torch-export" or "onnx" for a
-            program; "peft" for a folder with adapters.
+            program; "peft" for a folder with adapters. "merged" is the folder of a pretrained model with them.
 
     Raises:
         FedtideError: several networks predict, a library is missing, or the exported program predicts otherwise.
     """
     parts, about, rows = list(model.parts), dict(model.about), model.rows
-    if format in ("safetensors", "peft"):
+    if format in ("safetensors", "peft", "merged"):
         if len(parts) > 1:
             but = f"{len(parts)} networks mixed; allowed: --format torch-export or onnx, or --cluster for one of them"
             raise FedtideError(f"--format: {format} holds the weights of one network, and this is {but}")
         ((weights, _),) = parts
     if format == "peft":
         return f"adapters and head of {save_adapters(module_of(model.task, parts), out, about):,} numbers"
+    if format == "merged":
+        return _merged(model.task, module_of(model.task, parts), rows[:FEW], out, about)
     if format == "safetensors":
         arrays = {name: value.contiguous().clone() for name, value in (weights.params | weights.buffers).items()}
         try:
@@ -329,9 +335,9 @@ def export(model: Model, out: Path, format: Format) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the warnings of exporters, and turn their failures into one line."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    before = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript"))}
+    for logger in before:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -342,7 +348,8 @@ def _quiet() -> Iterator[None]:
         why = str(error).strip().partition("\n")[0]
         raise FedtideError(f"--format: this model cannot be exported ({why}); allowed: safetensors") from None
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 @contextmanager
@@ -402,6 +409,17 @@ def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str,
     torch.export.save(exported, file, extra_files=about)
     read: Any = torch.export.load(file).module()
     return torch.cat([read(rows[:1]), read(rows[1:])])
+
+
+def _merged(task: Task, network: nn.Module, rows: Tensor, out: Path, about: dict[str, str]) -> str:
+    """Write a folder with adapters merged, and return a description."""
+    check_new(out)
+    with making(out) as folder, torch.no_grad():
+        merged = save_merged(network, folder)
+        if not agree(task, *(Predicting(one, task.target)(rows) for one in (merged, network))):
+            raise FedtideError("--format: the merged model predicts otherwise; allowed: another, such as peft")
+        (folder / "fedtide.json").write_text(json.dumps(about), encoding="utf-8")
+    return f"pretrained model of {sum(param.numel() for param in merged.parameters()):,} numbers with adapters merged"
 
 
 def check_onnx() -> None:

@@ -26,6 +26,7 @@ from fedtide.models.adapters import load_adapters
 from fedtide.models.base import BaseParameter
 from fedtide.models.lower import FeatureCache, Lower
 from fedtide.models.networks import Model
+from fedtide.models.transformer import save_merged
 from fedtide.runs.build import rows_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
@@ -277,6 +278,14 @@ def test_features_of_a_row_have_the_same_bits_in_any_company(tmp_path):
     assert not module.lower.cache.features
 
 
+def test_features_of_a_pass_without_gradients_are_trained_on_later(tmp_path):
+    module = divided(tmp_path).scratch.module
+    with torch.inference_mode():
+        module(X[:3])
+    module(X[:3]).sum().backward()
+    assert module.head.weight.grad.any()
+
+
 def features_of(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return what the layers with adapters are given."""
     given = []
@@ -460,6 +469,20 @@ def test_weights_of_adapters_of_another_rank_are_refused(tmp_path):
         task_of(experiment, experiment.method[0], rows_of(experiment, 0))
 
 
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (True, r"^model: found 'Pooled', but a base of one's own has no files; allowed: kind 'transformer'$"),
+        (False, r"^model: found 'no adapters', allowed: a model with adapters$"),
+    ],
+)
+def test_models_that_cannot_be_merged(own, line, folder, tmp_path):
+    module = (MODEL if own else Transformer(path=str(folder))).build((STEPS,), 3)
+    with pytest.raises(FedtideError, match=line):
+        save_merged(module, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 # -- a folder of PEFT to begin with ----------------------------------------------------------------------------------
 
 
@@ -560,7 +583,7 @@ def test_damaged_files_of_adapters_are_refused(file, content, line, exported):
 def test_adapters_of_other_layers_or_numbers_are_refused(exported):
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_A\.weight', allowed: base\."):
+    with pytest.raises(FedtideError, match=r"init_from: .*: found 'base\..*value\.lora_[AB]\.weight', allowed: base\."):
         begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query",))))
     with pytest.raises(FedtideError, match=r"init_from: .*: shape of 'base\..*key.*': found None, allowed: \(2, 8\)"):
         begun(exported, replace(MODEL, adapters=replace(ADAPTERS, targets=("query", "key", "value"))))
