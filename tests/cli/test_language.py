@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +45,9 @@ local = { lr = 0.5, batch_size = 8 }
 """
 
 
-def study(folder: Path, head: str = "classification") -> Path:
+def study(folder: Path, head: str = "classification", label: str = 'label = "topic"') -> Path:
     """Write a study of texts, with a tiny model beside it."""
-    kind, label = ("llama", "") if head == "next-token" else ("bert", 'label = "topic"')
+    kind = "llama" if head == "next-token" else "bert"
     metrics = '"perplexity", "bits-per-byte"' if head == "next-token" else ""
     model = save(folder / "model", kind, layers=2)
     lines = [f"{'sun' if k % 2 else 'moon'} is up good day,{'ab'[k % 2]},c{k % 4}\n" for k in range(48)]
@@ -91,11 +94,21 @@ def run(root) -> Path:
 
 @pytest.fixture(scope="module")
 def next_run(root) -> Path:
-    (root / "next").mkdir()
+    return played(root / "next", "")
+
+
+@pytest.fixture(scope="module")
+def pair_run(root) -> Path:
+    return played(root / "pairs", 'prompt = "topic"')
+
+
+def played(folder: Path, label: str) -> Path:
+    """Play a study of next tokens."""
+    folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedtide.report.page.pictures_of", lambda record: [])
-        assert done("run", study(root / "next", "next-token"), "--out", root / "next" / "run", "--workers", 1) == 0
-    return root / "next" / "run"
+        assert done("run", study(folder, "next-token", label), "--out", folder / "run", "--workers", 1) == 0
+    return folder / "run"
 
 
 def plainly(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
@@ -129,6 +142,11 @@ def test_predictions_are_those_of_plain_peft_with_the_exported_folder(run, root,
         told = torch.tensor([[float(row[f"p {name}"]) for name in "ab"] for row in rows])
         torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-5)
         assert [row["class"] for row in rows] == ["ab"[best] for best in expected.argmax(1)]
+    Path("new").mkdir()  # a folder of the same texts
+    for number, text in enumerate(TEXTS):
+        Path(f"new/{number}.txt").write_text(text)
+    assert done("predict", run, "new", *choice, "--out", "new.out") == 0
+    assert Path("new.out").read_text() == Path("csv.out").read_text()
     trained = load_file("adapters/adapter_model.safetensors")
     assert all(value.any() for name, value in trained.items() if "lora_B" in name)  # which begin at 0
 
@@ -231,14 +249,170 @@ def test_bits_per_byte_of_classes_are_refused(tmp_path, capsys):
     assert line.endswith("metrics[0]: found 'bits-per-byte', allowed: data.source.kind = \"texts\" without a label")
 
 
-def test_what_has_no_classes_or_texts_is_refused_in_a_line(run, next_run, capsys):
+def test_what_has_no_classes_or_texts_is_refused_in_a_line(run, capsys):
     Path("new.csv").write_text("text\nsun\n")
     Path("none.csv").write_text("text\n")
     Path("other.csv").write_text("body\nsun\n")
-    assert "rows: found 'sequences', allowed: rows with one label each" in refused(
-        capsys, Path.cwd(), "predict", next_run, "new.csv", "--method", "A"
-    )
+    for flag, value in (("--tokens", 3), ("--choices", "text"), ("--right", "text")):
+        assert f"{flag}: found {value!r}, allowed: none, because the run does not predict next tokens" in refused(
+            capsys, Path.cwd(), "predict", run, "new.csv", "--method", "A", flag, value
+        )
     assert "none.csv" in refused(capsys, Path.cwd(), "predict", run, "none.csv", "--method", "A")
     assert "other.csv" in refused(capsys, Path.cwd(), "predict", run, "other.csv", "--method", "A")
     assert "new.txt: no such file" in refused(capsys, Path.cwd(), "predict", run, "new.txt", "--method", "A")
+    assert not Path("predictions.csv").exists()
+
+
+# -- next tokens ------------------------------------------------------------------------------------------------------
+
+
+def plain(root: Path, run: Path, *choice: object) -> tuple[Any, Any]:
+    """Tokenizer and network of an exported folder, by the libraries alone."""
+    assert done("export", run, "--format", "peft", *choice, "--out", "plain") == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "model", local_files_only=True)
+    base = transformers.AutoModelForCausalLM.from_pretrained(root / "model", local_files_only=True)
+    network = peft.PeftModel.from_pretrained(base, "plain").eval()
+    shutil.rmtree("plain")
+    return tokenizer, network
+
+
+@torch.no_grad()
+def follows(network: Any, tokenizer: Any, ids: list[int], tokens: int) -> str:
+    """What a naive loop says next."""
+    said: list[int] = []
+    while len(said) < tokens and said[-1:] != [tokenizer.eos_token_id]:
+        said.append(int(network(input_ids=torch.tensor([[*ids, *said]])).logits[0, -1].argmax()))
+    return tokenizer.decode(said, skip_special_tokens=True)
+
+
+def written(name: str) -> list[dict[str, str]]:
+    with Path(name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("choice", [("--method", "A"), ("--method", "T", "--cluster", "1")])
+def test_texts_go_on_as_in_a_naive_loop(next_run, root, choice, capsys):
+    folder = root / "next"
+    tokenizer, network = plain(folder, next_run, *choice)
+    Path("new.csv").write_text("text,other\n" + "".join(f"{text},1\n" for text in TEXTS))
+    Path("texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        Path(f"texts/{number}.txt").write_text(text)
+    capsys.readouterr()
+    for name in ("new.csv", "texts"):  # a folder, too
+        assert done("predict", next_run, name, *choice, "--tokens", 3, "--out", f"{name}.out") == 0
+        # six positions leave three for a prompt
+        said = capsys.readouterr()
+        assert f"{name}: 2 of 4 prompts lose their beginning" in said.err
+        assert "4 rows predicted" in said.out
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"][-3:] for text in TEXTS]
+        expected = [follows(network, tokenizer, prompt, 3) for prompt in ids]
+        assert [row["continuation"] for row in written(f"{name}.out")] == expected
+
+
+def test_branches_are_chosen_by_the_prompts(next_run):
+    """Without a choice of a person, texts go on by the branch that predicts all prompts of the file."""
+    Path("new.csv").write_text("text\nsun is\nmoon is\n")
+    trained = Trained.read(next_run, "T")
+    x = torch.tensor([[4, 8, 0, 0, 0, 0], [5, 8, 0, 0, 0, 0]])
+    (branch,) = trained.predict(x).choice.unique().tolist()
+    names = ["chosen", "0", "1"]
+    for name in names:
+        words = [] if name == "chosen" else ["--cluster", name]
+        assert done("predict", next_run, "new.csv", "--method", "T", "--tokens", 3, *words, "--out", name) == 0
+    assert written("chosen") == written(str(branch))
+    (parts, again) = trained.parts_of_rows(x)
+    assert parts is again
+    assert torch.equal(trained.predict_with(parts[0][0], x).told, trained.predict(x).told)
+
+
+def test_a_prompt_that_decides_alone_has_its_own_branch(next_run):
+    trained = replace(Trained.read(next_run, "T"), decide_per="sample")
+    x = torch.randint(4, 14, (64, 6), generator=torch.Generator().manual_seed(0))
+    predicted = trained.predict(x)
+    assert predicted.choice.unique().tolist() == [0, 1]
+    for row, parts in enumerate(trained.parts_of_rows(x)):
+        ((weights, share),) = parts
+        assert share == 1.0
+        told = trained.predict_with(weights, x[row : row + 1]).told
+        torch.testing.assert_close(told, predicted.told[row : row + 1], rtol=0, atol=1e-6)
+    first, second = (trained.predict_with(weights, x).told for weights in trained.networks)
+    assert float((first - second).abs().amax((1, 2)).min()) > 1e-4  # else it would not matter
+
+
+def test_answers_are_chosen_as_by_plain_sums(pair_run, root, capsys):
+    """By a naive sum over the tokens of each answer behind the prompt, which here ends in a line."""
+    tokenizer, network = plain(root / "pairs", pair_run, "--method", "A")
+    asked = [("a", ["sun is up", "moon", "day good"]), ("b", ["moon is", "sun up day", "b"]), ("sun a b", ["up", "is"])]
+    with Path("asked.jsonl").open("w") as file:
+        for number, (prompt, answers) in enumerate(asked):
+            file.write(json.dumps({"topic": prompt, "answers": answers, "right": number % 2}) + "\n")
+    Path("asked.csv").write_text("topic,one,two,right\nsun a b,up,is,0\n")
+    best, best_by_byte = [], []
+    for prompt, answers in asked:
+        told = []
+        for answer in answers:
+            given, ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f"{prompt}\n", answer))
+            with torch.no_grad():
+                logp = network(input_ids=torch.tensor([given + ids])).logits[0].log_softmax(-1)
+            told.append(sum(float(logp[len(given) + k - 1, token]) for k, token in enumerate(ids)))
+        best.append(max(range(len(told)), key=told.__getitem__))
+        by_byte = [one / len(answer) for one, answer in zip(told, answers, strict=True)]
+        best_by_byte.append(max(range(len(told)), key=by_byte.__getitem__))
+    capsys.readouterr()
+    words = ("--method", "A", "--right", "right")
+    assert done("predict", pair_run, "asked.jsonl", *words, "--choices", "answers", "--out", "a.csv") == 0
+    shares = [100 * sum(k == n % 2 for n, k in enumerate(some)) / 3 for some in (best, best_by_byte)]
+    line = "accuracy: {:.1f} % by log-likelihood, {:.1f} % by log-likelihood of a byte".format(*shares)
+    assert line in capsys.readouterr().out
+    rows = written("a.csv")
+    assert [int(row["choice"]) for row in rows] == best
+    assert [int(row["choice by byte"]) for row in rows] == best_by_byte
+    assert [row["answer"] for row in rows] == [answers[k] for (_, answers), k in zip(asked, best, strict=True)]
+    assert done("predict", pair_run, "asked.csv", *words, "--choices", "one, two", "--out", "b.csv") == 0
+    assert written("b.csv") == rows[2:]
+
+
+def test_measures_of_a_run_are_of_the_answers_alone(pair_run, root):
+    trained = Trained.read(pair_run, "A")
+    population = trained.host.population
+    rows, _ = population.pool(population.clients, trained.moment, "test")
+    # `sun is up good day` has five words of 2 to 4 letters, and its mark is cut: six tokens are in a row of a prompt
+    assert {*rows.mask.sum(1).tolist()} == {6}
+    assert not rows.mask[:, 0].logical_not().any()  # the first word is predicted from the prompt
+    *_, last = map(json.loads, (trained.run.folder / "rounds.jsonl").read_text().splitlines())
+    scores = last["scores"]["train_clients"]
+    assert scores["rows"] == int(rows.mask.sum())
+    loss = sum(
+        -float(trained.predict(x[None]).told[0, step, y[step]])
+        for x, y in zip(rows.x, rows.y, strict=True) for step in range(len(y))
+    )  # fmt: skip
+    assert scores["perplexity"] == pytest.approx(math.exp(loss / scores["rows"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["new.csv"], r"--tokens: found 40, but a prompt and its continuation have 6 tokens at most; allowed: 1 to 5"),
+        (["new.csv", "--tokens", 0], "--tokens: found 0, allowed: 1 or more"),
+        (["new.csv", "--tokens", 2, "--choices", "one,two"], "--tokens: found 2, allowed: none beside --choices"),
+        (["new.csv", "--right", "two"], "--right: found 'two', allowed: a column beside --choices"),
+        (["new.csv", "--choices", "one"], "new.csv: row 2: one: found '1 choices', allowed: 2 or more"),
+        (["new.csv", "--choices", "one,six"], "new.csv: no column 'six'"),
+        (["new.csv", "--choices", "one,two", "--right", "right"], "row 2: right: found '2', allowed: 0 to 1"),
+        (["long.jsonl", "--choices", "one"], "answers 0, counted from 0: found 'too many', allowed: shorter ones"),
+        (["empty.jsonl", "--choices", "one"], "empty.jsonl: line 1: one is empty"),
+        (["empty.jsonl", "--choices", "two"], "empty.jsonl: line 1: two: found 7, allowed: a text, or a list of texts"),
+        (["other.csv", "--tokens", 2], "other.csv: no column 'text'"),
+        (["none", "--tokens", 2], "none: files of texts: found 0"),
+        (["nowhere", "--tokens", 2], "nowhere: no such file"),
+    ],
+)
+def test_questions_that_do_not_work_are_refused_in_a_line(next_run, words, line, capsys):
+    Path("new.csv").write_text("text,one,two,right\nsun,up,is,2\n")
+    Path("other.csv").write_text("body\nsun\n")
+    Path("long.jsonl").write_text(json.dumps({"text": "sun", "one": ["a", "a b a b a b a"]}))
+    Path("empty.jsonl").write_text(json.dumps({"text": "sun", "one": ["a", " "], "two": 7}))
+    Path("none").mkdir()
+    assert line in refused(capsys, Path.cwd(), "predict", next_run, words[0], "--method", "A", *words[1:])
     assert not Path("predictions.csv").exists()

@@ -119,6 +119,24 @@ class ModelChoice:
     model: str | None = None
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AskedOfTexts:
+    """Questions to a model of next tokens.
+
+    Args:
+        tokens: for next tokens: continue each text by so many tokens, or up to the mark of an end; by default 40. The
+            most likely token is taken each time.
+        choices: for next tokens: instead choose among answers; columns of texts, divided by commas, or of lists of
+            texts. The answer with the highest log-likelihood is chosen.
+        right: column of the number of the right answer, from 0, to print the accuracy.
+    """
+
+    tokens: int | None = None
+    choices: str | None = None
+    right: str | None = None
+
+
 # -- playing -----------------------------------------------------------------------------------------------------------
 
 
@@ -541,7 +559,13 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
 
 
 def predict(
-    run_folder: Path, rows: Path, /, *, choice: ModelChoice = ModelChoice(), out: Path = Path("predictions.csv")
+    run_folder: Path,
+    rows: Path,
+    /,
+    *,
+    choice: ModelChoice = ModelChoice(),
+    texts: AskedOfTexts = AskedOfTexts(),
+    out: Path = Path("predictions.csv"),
 ) -> int:
     """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
 
@@ -550,24 +574,29 @@ def predict(
             predicts as in an evaluation.
         rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
             For a run of series: a file of series, to forecast. For a run of texts: CSV, Parquet or JSON lines with
-            the column of the text.
-        out: the file; it must not exist. A class name that a spreadsheet would compute, such as =1+1, gets an
+            the column of the text, or of the prompt; or a folder of texts.
+        out: the file; it must not exist. A class or text that a spreadsheet would compute, such as =1+1, gets an
             apostrophe before it.
     """
     from fedtide.runs.export import predict_file
+    from fedtide.runs.language import Asked
     from fedtide.runs.trained import Trained
     from fedtide.site.seat import predict_at_node
 
+    asked, lines = Asked(**vars(texts)), tuple[str, ...]()
     if _is_node(run_folder, choice):
+        asked.check_unasked("a node predicts rows with labels")
         title, last, count = predict_at_node(run_folder, rows, out, choice.client, choice.model)
     else:
         trained = Trained.read(run_folder, choice.method, choice.seed, choice.model)
         client = trained.find_client(choice.client)
-        count = predict_file(trained, rows, out, client=client, cluster=choice.cluster)
+        count, lines = predict_file(trained, rows, out, client=client, cluster=choice.cluster, asked=asked)
         names = trained.host.population.names
         whose = f" as client {names[client]}" if client is not None and client < len(names) else ""
         title, last = f"{trained.run.title}{whose}", trained.moment.round
     say(f"{title}, after round {last + 1}: {count} rows predicted")
+    for line in lines:
+        say(line)
     say(f"predictions: {out}")
     return 0
 

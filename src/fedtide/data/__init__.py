@@ -50,6 +50,7 @@ from fedtide.data.sources import (
     Texts,
 )
 from fedtide.data.sources.frames import stack, table
+from fedtide.data.sources.texts import texts
 from fedtide.data.targets import Counts, Labels, Number, Quantiles
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 
@@ -59,5 +60,5 @@ __all__ = [
     "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Labels", "LabelsInOrder", "Majority",
     "Manifest", "Natural", "Normalize", "Number", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population",
     "Prepare", "Quantiles", "Resample", "Rotation", "Rows", "Series", "Source", "Split", "Standardize", "Text",
-    "Texts", "stack", "table",
+    "Texts", "stack", "table", "texts",
 ]  # fmt: skip

@@ -42,6 +42,7 @@ from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
 from fedtide.models.adapters import save_adapters
 from fedtide.models.transformer import save_merged
+from fedtide.runs.language import Asked, Speaker, predicts_tokens
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
@@ -51,13 +52,19 @@ LABEL = "label"
 
 
 def predict_file(
-    trained: Trained, path: Path, out: Path, *, client: int | None = None, cluster: int | None = None
-) -> int:
-    """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
+    trained: Trained,
+    path: Path,
+    out: Path,
+    *,
+    client: int | None = None,
+    cluster: int | None = None,
+    asked: Asked = Asked(),
+) -> tuple[int, tuple[str, ...]]:
+    """Predict the rows of a CSV, Parquet or NPZ file, and write their classes and probabilities as CSV.
 
     Of other targets the outputs are written: a number in the units of the data, quantiles, or labels. A run of texts
-    reads texts from CSV, Parquet or JSON lines. A run of series forecasts the times of a file of series, and the times
-    after its end.
+    reads texts from CSV, Parquet or JSON lines; one of next tokens continues them, or chooses among answers. A run of
+    series forecasts the times of a file of series, and the times after its end.
 
     Args:
         trained: the run.
@@ -65,11 +72,20 @@ def predict_file(
         out: the file that is written; it must not exist.
         client: as this client; None for a new one.
         cluster: with this network of the server's state alone.
+        asked: what is asked of a run of next tokens.
+
+    Returns:
+        The number of rows, and lines for people.
 
     Raises:
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
+    if predicts_tokens(trained):
+        answer = Speaker(trained, client, cluster).say(checked_texts(path), asked)
+        write_text(out, table_of(answer.numbers, answer.texts))
+        return len(next(iter(answer.texts.values()))), answer.lines
+    asked.check_unasked("the run does not predict next tokens of texts")
     data, target = trained.run.experiment.data, trained.host.population.target
 
     def outputs_of(x: Tensor) -> Tensor:
@@ -91,12 +107,12 @@ def predict_file(
         times = format_times(np.concatenate([one.time for one in series]))
         columns = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         write_text(out, table_of(columns, {"series": names, "time": times}))
-        return len(names)
+        return len(names), ()
     x = seen_rows(trained, path)
     outputs = outputs_of(x)
     classes = target == CLASSES
     write_text(out, table(outputs, names_of_classes(trained)) if classes else table_of(target.columns(outputs)))
-    return len(x)
+    return len(x), ()
 
 
 def _in_units(series: Any, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -114,9 +130,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if isinstance(source, Texts):
-        if not path.is_dir():
-            check_file(path, TEXTS)
-        x, cut = source.texts_of(path, directory)
+        x, cut = source.texts_of(checked_texts(path), directory)
         if not len(x):
             raise refused(f"{path}: texts", 0, "1 or more")
         if cut:
@@ -132,6 +146,13 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
     x = source.encoded(path, directory, fitted_rows)
     return prepared(x, torch.float32, data.transforms)
+
+
+def checked_texts(path: Path) -> Path:
+    """Return the path of a file, or of a folder of texts; raise for what is neither."""
+    if not path.is_dir():
+        check_file(path, TEXTS)
+    return path
 
 
 def read_features(

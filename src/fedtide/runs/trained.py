@@ -101,7 +101,10 @@ class Models:
                 they decide together or not as `decide_per` says.
             client: for this client, with its memory, and adapted on its own rows; None for a new one.
         """
-        received, memory = self._receive(client)
+        return self._predict(*self._receive(client), x)
+
+    def _predict(self, received: Payload, memory: Memory, x: Tensor) -> Prediction:
+        """Predict rows with a message and a memory."""
         grouping = self.decide_per
         units, first = decision_units(
             torch.zeros(len(x), dtype=torch.int64), None, "batch" if grouping == "oracle" else grouping
@@ -143,10 +146,10 @@ class Models:
         Raises:
             FedtideError: there is no such network, or which of them predicts depends on the row.
         """
-        many = len(self.networks)
         if cluster is not None:
             if client is not None:
                 raise refused("--cluster", cluster, "one of --client and --cluster")
+            many = len(self.networks)
             if not 0 <= cluster < many:
                 raise refused("--cluster", cluster, f"0 to {many - 1}" if many else "none: the server has no network")
             return [(self.networks[cluster], 1.0)]
@@ -155,15 +158,48 @@ class Models:
         prediction = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
         if (parts := mixed(self.task, self.like, rows, received, memory, prediction)) is not None:
             return parts
-        hint = f"--cluster 0 to {many - 1} for one of its networks, or fedtide predict" if many else "fedtide predict"
-        raise FedtideError(
-            f"{self.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
-            f"{hint}"
+        raise self._unfound("depends on the row", "fedtide predict")
+
+    @torch.no_grad()
+    def parts_of_rows(
+        self, x: Tensor, client: int | None = None, cluster: int | None = None
+    ) -> list[list[tuple[Weights, float]]]:
+        """Return the networks by which each row is predicted, see `parts`; rows decide together as in `predict`.
+
+        Raises:
+            FedtideError: there is no such network, or none predicts a row as the method does.
+        """
+        if cluster is not None:
+            return [self.parts(client, cluster)] * len(x)
+        received, memory = self._receive(client)
+        prediction = self._predict(received, memory, x)
+        if (parts := mixed(self.task, self.like, x, received, memory, prediction)) is not None:
+            return [parts] * len(x)
+        parts_of: list[list[tuple[Weights, float]]] = []
+        for row in (slice(k, k + 1) for k in range(len(x))):
+            weights = None if prediction.weights is None else prediction.weights[row]
+            one = Prediction(prediction.told[row], weights=weights)
+            if (parts := mixed(self.task, self.like, x[row], received, memory, one)) is None:
+                raise self._unfound("is not known")
+            parts_of.append(parts)
+        return parts_of
+
+    def _unfound(self, what: str, *others: str) -> FedtideError:
+        """Return the error of networks that cannot be told."""
+        many = len(self.networks)
+        named = [f"--cluster 0 to {many - 1} for one of its networks"] if many else []
+        allowed = ", or ".join([*named, *others]) or "another method"
+        return FedtideError(
+            f"{self.title}: which of its networks predicts, or how much each counts, {what}; allowed: {allowed}"
         )
 
     def rows(self, most: int = ROWS) -> Tensor:
-        """Return rows of clients and invented ones, as the model sees them, at most so many of both kinds."""
+        """Return rows of clients and invented ones, as the model sees them, at most so many of both kinds.
+
+        Of sequences so many steps: each may have logits of a large vocabulary.
+        """
         population = self.host.population
+        most = max(most // (population.rows.steps or 1), 2)
         shard, _ = population.pool(population.clients[:most], self.moment, "train")
         invented = made_up(*population.few(), rows=most).x
         return self.task.inputs(torch.cat([to_cpu(shard.x[:most]), invented.to(shard.x.dtype)]))

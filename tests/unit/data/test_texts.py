@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import random
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fedtide.core.errors import FedtideError
-from fedtide.data import Domains, Texts
+from fedtide.data import Domains, Rows, Texts, texts
+from fedtide.data.rows import COLUMNS
+from fedtide.data.sources.texts import Questions
 from helpers.language import WORDS, save
 
 pytest.importorskip("transformers")
@@ -105,6 +112,13 @@ def test_texts_of_two_files_with_columns_of_their_own_are_two_domains(table, tmp
         Domains(("day", "night"), (day, night)).load(None, 0)
 
 
+def test_half_a_character_is_replaced(tmp_path, model):
+    (tmp_path / "texts.jsonl").write_text('{"text": "a \\ud800 b", "who": "\\ud800"}\n{"text": "b", "who": "ann"}\n')
+    rows = Texts((str(tmp_path / "texts.jsonl"),), tokenizer=str(model), client="who", context=4).load(None, 0)
+    assert rows.client_names == ("?", "ann")
+    assert rows.x[0].tolist() == [A, UNK, B, SEP]
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -135,6 +149,14 @@ def test_an_empty_text_is_named(tmp_path, model):
     file.write_text("text,topic\nsun,a\n  ,b\n")
     with pytest.raises(FedtideError, match=r"row 3: text is empty"):
         Texts((str(file),), tokenizer=str(model), label="topic").load(None, 0)
+
+
+def test_a_table_may_have_one_column_of_texts(tmp_path, model):
+    """Words of a text are not cells, though all texts have as many."""
+    for texts_of in (["sun is up", "moon is up"], ["sun up", "moon up", "bye"]):
+        (tmp_path / "one.csv").write_text("\n".join(["text", *texts_of]))
+        rows = Texts((str(tmp_path / "one.csv"),), tokenizer=str(model), context=9).load(None, 0)
+        assert int((rows.y != rows.padding).sum()) == len(" ".join(texts_of).split()) + len(texts_of) - 1
 
 
 def test_a_folder_without_a_tokenizer_is_named(table, model, tmp_path):
@@ -204,3 +226,75 @@ def test_what_is_wrong_in_a_folder_is_one_line(files, keys, line, tmp_path, mode
     with pytest.raises(FedtideError, match=line) as refusal:
         Texts((str(tmp_path / "texts"),), tokenizer=str(model), **keys).load(None, 0)
     assert "\n" not in str(refusal.value)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "classes": {"label": "topic", "client": "who", "domain": "part", "time": "when"},
+    "blocks": {"client": ["who", "part"], "domain": "part", "time": "when"},
+    "pairs": {"prompt": "topic", "client": "who"},
+    "nobody": {},
+}
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", ""])
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_a_frame_has_the_bits_of_a_file_with_the_same_rows(keys, library, tmp_path, model):
+    draw = random.Random(0)
+    said = ["sun is up", ' moon, "day" ', "good\nbye", "Z\u00fcrich a", "007", "NA", "good " * 9, "12.5", "\u2014 b"]
+    columns = {
+        "text": [draw.choice(said) for _ in range(60)],
+        "topic": [draw.choice(["light", "dark", "no"]) for _ in range(60)],
+        "who": [draw.randrange(7) for _ in range(60)],
+        "part": [draw.choice(["day", "night"]) for _ in range(60)],
+        "when": [f"2024-01-{draw.randrange(1, 28):02d}T0{draw.randrange(10)}:00" for _ in range(60)],
+    }
+    file = tmp_path / "table.csv"
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([[*columns], *zip(*columns.values(), strict=True)])
+    source = Texts((str(file),), tokenizer=str(model), context=6, **keys).load(None, 0)
+    module = pytest.importorskip(library) if library else None
+    frame = dict if module is None else getattr(module, "DataFrame", getattr(module, "table", None))
+    for data in (str(file), frame(columns)):
+        assert bits(texts(data, tokenizer=str(model), context=6, **keys)) == bits(source)
+
+
+def bits(rows: Rows) -> list[object]:
+    tensors = (getattr(rows, name) for name in ("x", *COLUMNS))
+    names = rows.client_names, rows.domain_names, rows.label_names, rows.padding, rows.classes, rows.cut
+    return [*names, *(None if tensor is None else (tensor.dtype, tensor.tolist()) for tensor in tensors)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "line"),
+    [
+        ({"text": ["sun"]}, {"label": "topic"}, r"^table: no column 'topic'; allowed: text$"),
+        ({"text": ["sun", ""]}, {}, r"^table: row 1: text is empty$"),
+        ({"text": pyarrow.array([["sun"], ["a"]])}, {}, r"^table: row 0: text: found 'lists', allowed: texts$"),
+        ({"text": ["sun"]}, {"context": 0}, r"context: found 0, allowed: "),
+        ({"text": []}, {}, r"^table: no rows$"),
+    ],
+)
+def test_what_is_wrong_in_a_frame_is_one_line(columns, keys, line, model):
+    with pytest.raises(FedtideError, match=line) as refusal:
+        texts(columns, tokenizer=str(model), **keys)
+    assert "\n" not in str(refusal.value)
+
+
+def test_questions_of_each_kind_of_file_are_the_same(tmp_path, model):
+    prompts, answers, right = ["sun", "moon is"], [["up", "a b"], ["day", "bye"]], [1, 0]
+    source = Texts(("x.csv",), tokenizer=str(model))
+    columns = {"text": prompts, "choices": answers, "right": right}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "asked.parquet")
+    with (tmp_path / "asked.jsonl").open("w") as file:
+        file.writelines(
+            json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True)
+        )
+    for kind in ("parquet", "jsonl"):
+        assert source.questions_of(tmp_path / f"asked.{kind}", ["choices"], "right") == Questions(
+            prompts, answers, right
+        )
+    assert source.questions_of(tmp_path / "asked.parquet", ["choices"], None).right is None
+    (tmp_path / "asked.csv").write_text("text,one,two,right\nsun,up,a b,1\nmoon is,day,bye,0\n")
+    assert source.questions_of(tmp_path / "asked.csv", ["one", "two"], "right") == Questions(prompts, answers, right)

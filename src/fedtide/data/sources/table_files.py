@@ -411,10 +411,14 @@ def _width(line: str, separator: str) -> int:
 
 
 def _find_separator(lines: list[str]) -> str:
-    """Return the mark that divides lines most alike; spaces if no other mark divides any."""
+    """Return the mark that divides lines most alike; spaces if no other mark divides any.
+
+    Below a first line of one word spaces divide the words of texts.
+    """
     *marks, space = SEPARATORS
     best = max(marks, key=lambda mark: _fit(lines, mark))
-    return space if _fit(lines, best)[1] < 2 and _fit(lines, space)[1] > 1 else best
+    spaced = bool(lines) and _width(lines[0].strip(), space) > 1
+    return space if spaced and _fit(lines, best)[1] < 2 and _fit(lines, space)[1] > 1 else best
 
 
 def _fit(lines: list[str], separator: str) -> tuple[float, int]:
