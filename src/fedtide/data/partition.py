@@ -241,10 +241,12 @@ class Natural(Dealing):
     Args:
         min_samples: smallest number of rows of a client.
         clients: number of clients to draw at random; None keeps all.
+        samples: maximum number of rows of each client, which are its first; of those in a test set, too.
     """
 
     min_samples: Count = 1
     clients: Count | None = None
+    samples: Count | None = None
     kind: Literal["natural"] = "natural"
     by_labels: ClassVar[bool] = False
 
@@ -872,6 +874,8 @@ def _deal_natural(
     held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
     n = int(client.max()) + 1
     large = np.flatnonzero(np.bincount(client[inside_groups & ~held_out], minlength=n) >= partition.min_samples)
+    if partition.samples is not None:
+        inside_groups &= _rank(np.where(inside_groups, 2 * client + held_out, 2 * n)) < partition.samples
     seen = partition.clients or len(large) - held_out_clients.clients
     wanted = seen + held_out_clients.clients
     if wanted > len(large) or seen <= 0:
@@ -889,6 +893,18 @@ def _deal_natural(
     unseen = Ragged.from_owner(outside, held_out_clients.clients)
     client_names = tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else ()
     return Dealt(train, test, unseen, torch.from_numpy(votes.argmax(1)), names, client_names)
+
+
+def _rank(owner: np.ndarray) -> np.ndarray:
+    """Return for each row how many rows of the same owner stand before it.
+
+    >>> _rank(np.array([1, 0, 1, 1, 0])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order, counts = np.argsort(owner, kind="stable"), np.bincount(owner)
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner[order]]
+    return rank
 
 
 def _part_size(total: int, k: int, parts: int) -> int:

@@ -35,7 +35,8 @@ def branched(
     The first branch is the original layer, the others are copies with fresh initial weights.
 
     A sequence model has a method `counted(x)` that returns the mask (rows, steps) of the steps that count. Its logits
-    are (K, rows, steps, classes), and the features of a row are the mean over its steps that count.
+    are (K, rows, steps, classes), and the features of a row are the mean over its steps that count. If whole models are
+    repeated that have a method `embedded(x)`, its features (rows, steps, d) stand for the ids of tokens.
 
     Args:
         model: a module that returns logits (rows, classes).
@@ -169,7 +170,10 @@ class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, d) to (K * rows, ...)."""
         outputs = [layer(x) for layer in self.copies]
-        self.features = x if self.feature == "shared" else torch.cat(outputs, dim=-1)
+        if self.feature == "branches":
+            self.features = torch.cat(outputs, dim=-1)
+        else:  # the id of a token is no quantity, so a model of tokens says what stands for them
+            self.features = getattr(self.copies[0], "embedded", nn.Identity())(x)
         return torch.cat(outputs)
 
 

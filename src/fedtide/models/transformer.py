@@ -153,6 +153,12 @@ class Tokens(nn.Module):
         """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != self.about.padding
 
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings (rows, steps, width) that the base has for tokens: features that all branches share."""
+        base: Any = self.base
+        embeddings: Tensor = base.get_input_embeddings()(tokens)
+        return embeddings.detach()
+
 
 class NextToken(Tokens):
     """A transformer that predicts the next token at every step."""
@@ -454,12 +460,9 @@ def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[tu
         rows = tokenizer(list(texts), add_special_tokens=marks, return_attention_mask=False)["input_ids"]
         if longest is None:
             return [(row, False) for row in rows]
-        return [
-            (tokenizer(text, truncation=True, max_length=longest)["input_ids"], True)
-            if len(row) > longest
-            else (row, False)
-            for text, row in zip(texts, rows, strict=True)
-        ]
+        long = [text for text, row in zip(texts, rows, strict=True) if len(row) > longest]
+        cut = iter(tokenizer(long, truncation=True, max_length=longest)["input_ids"] if long else [])
+        return [(next(cut), True) if len(row) > longest else (row, False) for row in rows]
 
 
 def padding_of(tokenizer: Any) -> int:

@@ -26,6 +26,7 @@ from fedtide.data.population import Population
 from fedtide.data.population_builder import build
 from fedtide.data.rows import GeneratedRows, Rows, check_classes, with_target
 from fedtide.data.shift import Shift
+from fedtide.data.sources import Domains
 from fedtide.data.sources.files import find
 from fedtide.data.sources.texts import Texts
 from fedtide.data.targets import TARGET_WORDS
@@ -132,14 +133,33 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     data_seed = experiment.data.seed if experiment.data.seed is not None else seed
     rows = load_rows(json.dumps(data, sort_keys=True), data_seed if experiment.data.source.drawn else 0)
     model = model_of(experiment)
-    if isinstance(model, Transformer) and isinstance(experiment.data.source, Texts):
-        directory = experiment.data.directory
-        check_tokenizer(experiment.data.source.folder(Path(directory) if directory else None), model.folder)
-        has_label = experiment.data.source.label is not None
-        if has_label == (model.head == "next-token"):
-            allowed = "'classification'" if has_label else "'next-token'"
-            raise refused("model.head", model.head, allowed, f"data.source has {'a' if has_label else 'no'} label")
+    if isinstance(model, Transformer):
+        for texts in texts_in(experiment):
+            check_tokenizer(_folder_of(experiment, texts), model.folder)
+            if (texts.label is None) != (model.head == "next-token"):
+                allowed = "'next-token'" if texts.label is None else "'classification'"
+                but = f"data.source has {'no' if texts.label is None else 'a'} label"
+                raise refused("model.head", model.head, allowed, but)
     return rows_for(rows, partial(model.build, rows.shape, rows.target.width or rows.classes))
+
+
+def texts_in(experiment: Experiment) -> list[Texts]:
+    """Return the sources of texts: that of the experiment, or those of its domains."""
+    source = experiment.data.source
+    parts = source.sources if isinstance(source, Domains) else (source,)
+    return [part for part in parts if isinstance(part, Texts)]
+
+
+def _folder_of(experiment: Experiment, texts: Texts) -> Path:
+    """Return the folder of the tokenizer of a source of texts."""
+    directory = experiment.data.directory
+    return texts.folder(Path(directory) if directory else None)
+
+
+@lru_cache(maxsize=1)
+def _sizes_in(folder: Path) -> Tensor:
+    """Return the number of bytes of each token of the tokenizer in a folder, which takes seconds to count."""
+    return bytes_of_tokens(load_tokenizer(folder, "data.source.tokenizer"))
 
 
 def model_of(experiment: Experiment) -> Any:
@@ -262,11 +282,10 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
     metrics: list[Metric] = []
     for number, setting in enumerate(experiment.metrics):
         if setting.kind == "bits-per-byte":
-            data = experiment.data
-            if not isinstance(data.source, Texts) or data.source.label is not None:
+            texts = next(iter(texts_in(experiment)), None)
+            if texts is None or texts.label is not None:
                 raise refused(f"metrics[{number}]", setting.kind, 'data.source.kind = "texts" without a label')
-            folder = data.source.folder(Path(data.directory) if data.directory else None)
-            metrics.append(bits_per_byte(bytes_of_tokens(load_tokenizer(folder, "data.source.tokenizer"))))
+            metrics.append(bits_per_byte(_sizes_in(_folder_of(experiment, texts))))
             continue
         if not isinstance(setting, OwnMetric):
             metrics += SHIPPED[setting.kind]

@@ -154,6 +154,13 @@ def test_rows_of_the_test_set_do_not_make_a_natural_client_large_enough():
     assert population.counts(population.clients, "test").tolist() == [4, 5]
 
 
+def test_of_large_natural_clients_the_first_rows_are_kept():
+    population = build(written([12, 3, 20], test=[4, 30, 5]), Natural(min_samples=10, samples=4))
+    held = {part: [sorted(rows.tolist()) for rows in population.parts[part]] for part in ("train", "val", "test")}
+    assert [sorted(held["train"][c] + held["val"][c]) for c in (0, 1)] == [[0, 1, 2, 3], [15, 16, 17, 18]]
+    assert held["test"] == [[35, 36, 37, 38], [69, 70, 71, 72]]
+
+
 def test_unseen_natural_clients_are_other_people():
     for seed in range(5):
         population = build(
@@ -235,7 +242,7 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_
     ("partition", {"kind": "iid", "clients": 0}), ("partition", {"kind": "dirichlet", "alpha": 0}),
     ("partition", {"kind": "dirichlet-class", "alpha": float("nan")}), ("partition", {"kind": "majority", "p": 1.1}),
     ("partition", {"kind": "dirichlet-class", "min_samples": -1}), ("partition", {"kind": "rotation", "angles": []}),
-    ("partition", {"kind": "rotation", "angles": [0, 45]}), ("partition", {"kind": "natural", "samples": 5}),
+    ("partition", {"kind": "rotation", "angles": [0, 45]}), ("partition", {"kind": "natural", "samples": 0}),
     ("partition", {"kind": "dirichlets"}), ("groups", {"by": "labels", "labels": [[-1], [0]]}),
     ("groups", {"by": "labels", "labels": []}), ("split", {"val": 1.0}), ("held_out_clients", {"samples": 0}),
 ], ids=str)  # fmt: skip

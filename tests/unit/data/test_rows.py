@@ -185,7 +185,10 @@ def test_groups_by_label_and_turned_pictures_refuse_sequences():
         build(words_of(padding=0), Rotation(2), OneGroup())
 
 
-def test_sequences_of_two_sources_are_not_put_together():
+def test_sequences_and_single_labels_are_not_put_together():
     source = Python("unit.data.test_rows:sequences")
-    with pytest.raises(FedtideError, match=r"data.source.sources: found 'b', but it gives sequences"):
-        Domains(("a", "b"), (Gaussians(samples=4, dims=3, classes=4), source)).load(None, 0)
+    parts = Gaussians(samples=4, dims=3, classes=4), source
+    with pytest.raises(FedtideError, match=r"data.source.labels: found 'disjoint', but sources give sequences"):
+        Domains(("a", "b"), parts).load(None, 0)
+    with pytest.raises(FedtideError, match=r"steps, padding and marks: found \[\(3, 0, \(2,\)\), \(None, None, "):
+        Domains(("a", "b"), parts, "shared").load(None, 0)

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from fedtide.core.errors import FedtideError
-from fedtide.data import Rows, Texts, texts
+from fedtide.data import Domains, Rows, Texts, texts
 from fedtide.data.rows import COLUMNS
 from fedtide.data.sources.texts import Questions
 from helpers.language import WORDS, save
@@ -78,6 +78,40 @@ def test_json_lines_with_lists_of_texts_and_clients_of_two_columns(tmp_path, mod
     assert rows.x.tolist() == [[SUN, UP, SEP, BYE, SEP], [MOON, SEP, PAD, PAD, PAD]]
 
 
+POSTS = """<posts>
+<row OwnerUserId="7" Body="&lt;p&gt;sun &lt;b&gt;is&lt;/b&gt; up&lt;/p&gt;&lt;pre&gt;moon&lt;/pre&gt;&lt;p&gt;bye" />
+<row OwnerUserId="7" Body="&lt;pre&gt;no words of its own&lt;/pre&gt;" />
+<row Body="moon" />
+</posts>
+"""
+
+
+def test_posts_are_plain_texts_and_those_without_a_word_or_an_author_are_left_out(tmp_path, model):
+    for site in ("sun", "moon"):
+        (tmp_path / f"{site}_Posts.xml").write_text(POSTS)
+    paths = tuple(str(tmp_path / f"{site}_Posts.xml") for site in ("sun", "moon"))
+    source = Texts(paths, tokenizer=str(model), text="Body", label="file", client=("file", "OwnerUserId"), context=8)
+    rows = source.load(None, 0)
+    assert rows.x.tolist() == [[CLS, SUN, IS, UP, BYE, SEP, PAD, PAD]] * 2
+    assert (rows.label_names, rows.y.tolist()) == (("moon_Posts", "sun_Posts"), [1, 0])
+    assert rows.client_names == ("moon_Posts/7", "sun_Posts/7")
+
+
+def test_texts_of_two_files_with_columns_of_their_own_are_two_domains(table, tmp_path, model):
+    (tmp_path / "moon.csv").write_text("said,by\nmoon is up,eve\n")
+    keys = {"tokenizer": str(model), "context": 3}
+    day = Texts((table,), client="who", **keys)
+    night = Texts((str(tmp_path / "moon.csv"),), text="said", client="by", **keys)
+    rows = Domains(("day", "night"), (day, night), "shared").load(None, 0)
+    parts = [source.load(None, 0) for source in (day, night)]
+    assert rows.x.tolist() == [row for part in parts for row in part.x.tolist()]
+    assert rows.y.tolist() == [row for part in parts for row in part.y.tolist()]
+    assert (rows.padding, rows.classes, rows.steps) == (PAD, len(WORDS), 3)
+    assert rows.client_names == ("day/ann", "day/bob", "night/eve")
+    with pytest.raises(FedtideError, match=r"labels: found 'disjoint', but sources give sequences; allowed: 'shared'"):
+        Domains(("day", "night"), (day, night)).load(None, 0)
+
+
 def test_half_a_character_is_replaced(tmp_path, model):
     (tmp_path / "texts.jsonl").write_text('{"text": "a \\ud800 b", "who": "\\ud800"}\n{"text": "b", "who": "ann"}\n')
     rows = Texts((str(tmp_path / "texts.jsonl"),), tokenizer=str(model), client="who", context=4).load(None, 0)
@@ -94,7 +128,7 @@ def test_half_a_character_is_replaced(tmp_path, model):
         ({"label": "when"}, r"allowed: two or more"),
         (
             {"context": 1},
-            r"^data\.source\.context: found 1, but the tokenizer puts marks around .*; allowed: \d or more",
+            r"^data\.source\.context: found 1, but the tokenizer .*; allowed: \d or more",
         ),
     ],
 )

@@ -62,6 +62,16 @@ def test_all_modules_of_a_process_share_one_base_branches_included():
         assert places(other) == base
 
 
+def test_branches_of_whole_models_share_the_embeddings_of_a_row_as_features():
+    task = with_branches(task_for(), "*", 2)
+    module, x = task.module(task.init(Rng(0))), torch.tensor([[3, 5, 0], [3, 5, 5]])
+    base = module.model.copies[1].base
+    of = base.get_input_embeddings().weight
+    with torch.no_grad():
+        _, features = module(x)
+    torch.testing.assert_close(features, torch.stack([(of[3] + of[5]) / 2, (of[3] + 2 * of[5]) / 3]))
+
+
 def test_a_base_of_another_type_is_made_once():
     one, two = (task_for(dtype=torch.float64).scratch.module for _ in range(2))
     assert places(one) == places(two) != places(task_for().scratch.module)

@@ -24,7 +24,7 @@ from fedtide.data.sources.text import PlayRoles, Text
 from fedtide.data.sources.texts import Texts
 from fedtide.fields.types import Spelled, explained, ingredient
 
-OneSource = DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Python | Gaussians
+OneSource = DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Texts | Python | Gaussians
 """Sources of which several may stand side by side."""
 
 LABELS = explained("'disjoint', 'shared', or a list of a word for each source")
@@ -39,7 +39,7 @@ class Domains(Loading):
         sources: one source per domain.
         labels: "disjoint" numbers the labels of each source after those of the previous ones; "shared" keeps them. A
             list has a word for each source. Sources with the same word share their labels, and each new word starts
-            after the labels of the previous words.
+            after the labels of the previous words. Next tokens are "shared".
 
     >>> Domains(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
     4
@@ -72,10 +72,14 @@ class Domains(Loading):
         """Read all sources, each with its own seed."""
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
-        for name, part in zip(self.names, parts, strict=True):
-            if part.steps is not None or part.unscored:
-                but = "it gives sequences, whose labels differ from source to source"
-                raise refused("data.source.sources", name, "one source that names the domains itself", but)
+        if any(part.steps is not None for part in parts):
+            if self.labels != "shared":
+                raise refused("data.source.labels", self.labels, "'shared'", "sources give sequences")
+            kinds = {(part.steps, part.padding, part.unscored) for part in parts}
+            if len(kinds) > 1:
+                raise refused(
+                    "data.source.sources: steps, padding and marks", sorted(kinds, key=str), "the same of all"
+                )
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise refused("data.source.sources: shapes of rows", sorted(shapes), "a single one")
@@ -90,6 +94,7 @@ class Domains(Loading):
             "held_out": torch.cat(held_out),
         }
         columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
+        columns |= {"padding": parts[0].padding, "unscored": parts[0].unscored, "cut": sum(part.cut for part in parts)}
         return make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
@@ -123,5 +128,5 @@ def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, 
 
 
 Source = Annotated[
-    OneSource | PlayRoles | Series | GasSensors | Text | Texts | Generated | Domains, Field(discriminator="kind")
+    OneSource | PlayRoles | Series | GasSensors | Text | Generated | Domains, Field(discriminator="kind")
 ]

@@ -5,7 +5,7 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -32,6 +32,7 @@ SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+|\n\s*\n""")
 CODE = re.compile(r"(?s)<pre\b.*?</pre>")
 INLINE = re.compile(r"</?(?:a|b|code|del|em|i|kbd|s|span|strike|strong|sub|sup)\b[^>]*>")
 TAG = re.compile(r"<[^>]*>")
+BLANK = re.compile(r"\n\s*\n")
 HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
@@ -157,9 +158,7 @@ class Text(Loading):
 
     def _read(self, path: Path) -> Iterator[_Record]:
         others = [column for column in (self.domain, self.time, self.test) if isinstance(column, str)]
-        columns = [self.text, *self.client, *others]
-        posts = ".xml" in path.suffixes
-        for where, record in _posts(path, columns) if posts else read_objects(path, columns):
+        for where, record in read_records(path, self.text, [*self.client, *others]):
             client = "/".join(_name(where, column, record[column]) for column in self.client)
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
             time = 0.0
@@ -167,9 +166,8 @@ class Text(Loading):
                 time = parse_time(where, str(record[self.time]))
             held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
             for text in list_texts(where, self.text, record[self.text]):
-                plain = _plain(text) if posts else text
-                if WORD.search(plain):
-                    yield _Record(client, domain, time, held_out, plain)
+                if WORD.search(text):
+                    yield _Record(client, domain, time, held_out, text)
 
     def _held_out(self, records: list[_Record], client: np.ndarray) -> np.ndarray:
         """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
@@ -265,8 +263,24 @@ def sentences(text: str) -> Iterator[list[str]]:
 
 
 def _plain(text: str) -> str:
-    """Return the text of a post without blocks of code; block elements end a sentence."""
-    return html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))
+    """Return the text of a post without blocks of code; a blank line ends a block element."""
+    return BLANK.sub("\n\n", html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))).strip()
+
+
+def read_records(path: Path, text: str, others: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects or posts of a file, with their places for messages; texts of posts are plain.
+
+    Args:
+        path: a file of JSON lines, or `.xml` with the posts of a Stack Exchange dump.
+        text: column of the text.
+        others: columns that must be there. Posts without one of the columns, or without a word, are left out.
+    """
+    if ".xml" not in path.suffixes:
+        yield from read_objects(path, [text, *others])
+        return
+    for where, post in _posts(path, [text, *others]):
+        if WORD.search(plain := _plain(post[text])):
+            yield where, post | {text: plain}
 
 
 def read_objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:

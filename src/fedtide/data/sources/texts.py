@@ -29,12 +29,14 @@ from fedtide.data.sources.cells import Cells, cells_of, number, read_cells
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
-from fedtide.data.sources.text import Listed, list_texts, read_objects
+from fedtide.data.sources.text import Listed, list_texts, read_objects, read_records
 from fedtide.fields.types import Count, ingredient
 from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, load_tokenizer, padding_of
 
 JSON_LINES = ".jsonl", ".ndjson"
 """Endings of files of JSON lines."""
+POSTS = ".xml"
+"""Ending of the posts of a Stack Exchange dump."""
 PLAIN = ".txt"
 """Ending of the files of a folder that are texts."""
 PARTS = "train", "test"
@@ -67,7 +69,8 @@ class Texts(Loading):
 
     Args:
         path: the file, below the data directory or absolute; or several files. They are CSV, Parquet, or JSON lines,
-            packed or not. Or a folder of texts, or several.
+            packed or not. An `.xml` file has the posts of a Stack Exchange dump, as in `kind = "text"`. Or a folder of
+            texts, or several.
         tokenizer: the folder or GGUF file of the model.
         package: an installed package that has the model, in place of `tokenizer`.
         text: column of the text. In JSON lines it may be a list of texts.
@@ -224,12 +227,14 @@ class Texts(Loading):
         return names_of(column, cells, column)
 
     def _read(self, paths: Sequence[Path], name: str, names: list[str]) -> Cells:
-        if not any(path.is_dir() or _is_json_lines(path) for path in paths):
+        if not any(path.is_dir() or _is_json_lines(path) or POSTS in path.suffixes for path in paths):
             return read_cells(paths, names)
         columns: dict[str, list[Any]] = {column: [] for column in names}
         places: list[str] = []
+        others = [column for column in names if column != self.text]
         for path in paths:
-            records = read_folder(path, self.text, names) if path.is_dir() else read_objects(path, names)
+            in_folder = path.is_dir()
+            records = read_folder(path, self.text, names) if in_folder else read_records(path, self.text, others)
             for where, record in records:
                 for text in list_texts(where, self.text, record[self.text]):
                     places.append(where)
