@@ -400,7 +400,7 @@ def test_measures_of_a_run_are_of_the_answers_alone(pair_run, root):
         (["new.csv", "--choices", "one"], "new.csv: row 2: one: found '1 choices', allowed: 2 or more"),
         (["new.csv", "--choices", "one,six"], "new.csv: no column 'six'"),
         (["new.csv", "--choices", "one,two", "--right", "right"], "row 2: right: found '2', allowed: 0 to 1"),
-        (["long.jsonl", "--choices", "one"], "answers 0, counted from 0: found 'too many', allowed: shorter ones"),
+        (["long.jsonl", "--choices", "one"], "row 0, counted from 0: found 'an answer that is too long', but"),
         (["empty.jsonl", "--choices", "one"], "empty.jsonl: line 1: one is empty"),
         (["empty.jsonl", "--choices", "two"], "empty.jsonl: line 1: two: found 7, allowed: a text, or a list of texts"),
         (["other.csv", "--tokens", 2], "other.csv: no column 'text'"),
