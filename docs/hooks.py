@@ -1,8 +1,13 @@
-"""The built site has source files of the package, and notebooks that were run, in place of links to them."""
+"""The built site has source files of the package, and notebooks that were run, in place of links to them.
+
+A notebook whose metadata name a module that it `needs` is not run where that is not installed: the site has what it
+showed when it was written.
+"""
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -24,19 +29,27 @@ def _shown(link: re.Match[str]) -> str:
 
 
 def _run(link: re.Match[str]) -> str:
-    """Run a notebook of docs/notebooks, and return its cells and what they showed; a cell that fails ends the build."""
+    """Return the cells of a notebook of docs/notebooks, and what they showed."""
     import nbformat  # here, as only a build runs notebooks
+
+    notebook: Any = nbformat.read(ROOT / "docs" / "notebooks" / link[1], as_version=4)
+    if (needs := notebook.metadata.get("needs")) is None or importlib.util.find_spec(needs) is not None:
+        _execute(notebook, link[1])
+    return "\n\n".join([*map(_cell, notebook.cells), f"[The notebook]({link[1]})"])
+
+
+def _execute(notebook: Any, name: str) -> None:
+    """Run the cells of a notebook; one that fails ends the build."""
     from mkdocs.exceptions import PluginError
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from traitlets.config import Config
 
-    notebook: Any = nbformat.read(ROOT / "docs" / "notebooks" / link[1], as_version=4)
     sockets = Config({"KernelManager": {"transport": "ipc"}})  # files, that no other user reads
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", config=sockets)
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):
-            where = f"docs/notebooks/{link[1]}, cell {index + 1}"  # text counts, too
+            where = f"docs/notebooks/{name}, cell {index + 1}"  # text counts, too
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError as error:
@@ -45,7 +58,6 @@ def _run(link: re.Match[str]) -> str:
                 raise PluginError(f"{where}: not done within {SECONDS} s") from None
             except DeadKernelError:
                 raise PluginError(f"{where}: its process died") from None
-    return "\n\n".join([*map(_cell, notebook.cells), f"[The notebook]({link[1]})"])
 
 
 def _cell(cell: Any) -> str:
