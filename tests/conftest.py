@@ -81,7 +81,7 @@ def pytest_report_to_serializable(
 SHARED = ("actors", "pool", "shell")
 """Fixtures of the session that take seconds to begin."""
 
-LONG = ("actors", "shell", "pool", "test_recipes")
+LONG = ("deploy", "actors", "shell", "pool", "test_recipes", "test_recommend")
 """Groups of tests that take longest, which begin first, so that none of them is alone at the end."""
 
 
