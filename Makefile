@@ -123,7 +123,7 @@ lint: .venv/.developing
 	$(RUN) vulture
 	$(BIN)/python scripts/check_prose.py $(PROSE)
 
-docs: export OMP_NUM_THREADS = 1
+docs examples: export OMP_NUM_THREADS = 1
 docs: .venv/.documenting
 	$(BIN)/python docs/generate.py
 	$(RUN) mkdocs build --strict

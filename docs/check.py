@@ -100,6 +100,7 @@ def _commands(body: str) -> None:
 def main(names: list[str]) -> None:
     """Check some pages, or all."""
     pages = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "reference")
+    pages.sort(key=lambda path: -path.read_text(encoding="utf-8").count("\nfedtide "))  # the longest begin first
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for page in as_completed([pool.submit(check_alone, page) for page in [DOCS / name for name in names] or pages]):
             print(page.result(), end="", flush=True)
