@@ -14,6 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import children, is_node
 from fedtide.laws import every
 from fedtide.laws.case import Case, played
+from fedtide.runs.preflight import preflight
 from helpers.language import GATED, adapted, predicting
 
 pytest.importorskip("peft")
@@ -25,9 +26,9 @@ METHODS = {
 }  # fmt: skip
 """One model, memory, clusters, branches of the head, a mixture, and branches that are adapters."""
 NEXT = "fedavg", "fedtem", "ifca"
+"""Those that are also tried on next tokens, with padding that does not count."""
 APART = {"ifca": {"init_noise": 0.01}}
 """Options with which models of adapters alone begin unequal."""
-"""Those that are also tried on next tokens, with padding that does not count."""
 
 LAWS = (every.plays, every.same_seed, every.stops, every.stacks, every.pure_works, every.whole_update)
 
@@ -119,6 +120,7 @@ def _models_in(tree):
 
 def test_equal_adapters_of_which_clients_choose_the_best_are_refused():
     """All would choose the first for ever; with a new head they begin unequal."""
-    with pytest.raises(FedtideError, match=r"^model.adapters: 2 models of adapters alone change nothing at first"):
-        played(predicting("ifca"), rounds=1)
+    for name, options in (("ifca", {}), ("fedsoft", {}), ("min-loss", {"branch_layer": "*", "lam": 0.0})):
+        with pytest.raises(FedtideError, match=r"model.adapters: 2 models of adapters alone change nothing at first"):
+            preflight(predicting(name, options))
     played(adapted("ifca"), rounds=1)

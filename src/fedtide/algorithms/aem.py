@@ -206,11 +206,11 @@ def aem(
         freeze: freezing of models that no longer improve; None means never.
     """
     if exploration == Constant(0.0):
-        refuse_equal_start(task, clusters, ", or `exploration`")
+        refuse_equal_start(task, clusters, ", or `exploration`", is_best_chosen=True)
     none = torch.zeros(clusters, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, clusters, is_best_chosen=exploration == Constant(0.0))
+        models = init_models(task, rng, clusters)
         return State(
             weights=models,
             server=tuple(map(server.init, models)),

@@ -88,10 +88,10 @@ def fedsoft(
         sigma: least importance of a center for a client.
         estimate_every: rounds between two estimates of the importance, the paper's tau.
     """
-    refuse_equal_start(task, clusters)
+    refuse_equal_start(task, clusters, is_best_chosen=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        centers = init_models(task, rng, clusters, is_best_chosen=True)
+        centers = init_models(task, rng, clusters)
         return State(centers, tuple(map(server.init, centers)), cohort.init(fleet))
 
     def importance(centers: Any, shard: Shard) -> Tensor:

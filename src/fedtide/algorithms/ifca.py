@@ -102,13 +102,13 @@ def ifca(
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
     """
-    refuse_equal_start(task, clusters if init_noise is None else 1, ", or `init_noise`")
+    refuse_equal_start(task, clusters if init_noise is None else 1, ", or `init_noise`", is_best_chosen=True)
     gradient = by_gradient(local, variant)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo, members = cohort.init(fleet), torch.zeros(clusters, dtype=torch.float64)
         keys = [rng.at("set", n) if n else rng for n in range(n_init)]
-        sets = [init_models(task, key, clusters, init_noise, is_best_chosen=True) for key in keys]
+        sets = [init_models(task, key, clusters, init_noise) for key in keys]
         models = best_set(fleet, lambda: cohort.pick(memo, fleet, rng, None), sets)
         return State(weights=models, server=tuple(map(server.init, models)), members=members, cohort=memo)
 

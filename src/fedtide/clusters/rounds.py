@@ -108,9 +108,7 @@ def train_clusters(
     return step_models(state, server, sums), reply, facts
 
 
-def init_models(
-    task: Task, rng: Rng, count: int, noise: float | None = None, *, is_best_chosen: bool = False
-) -> tuple[Weights, ...]:
+def init_models(task: Task, rng: Rng, count: int, noise: float | None = None) -> tuple[Weights, ...]:
     """Initialize K models, the first like FedAvg's.
 
     Args:
@@ -118,16 +116,7 @@ def init_models(
         rng: the key of the first model.
         count: K.
         noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
-        is_best_chosen: whether clients choose the best model, so that of equal ones all choose the first for ever.
-
-    Raises:
-        FedtideError: they choose, and the models are adapters that change nothing at first.
     """
-    if is_best_chosen and noise is None and count > 1 and begins_equal(task.scratch.module):
-        but = "change nothing at first, so all clients would choose the same one for ever"
-        raise FedtideError(
-            f"model.adapters: {count} models of adapters alone {but}; allowed: a new head, or `init_noise`"
-        )
     first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
     return (first, *(task.init(key) if noise is None else perturb(first, noise, key) for key in keys))
 
@@ -167,14 +156,19 @@ def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weig
     return sets[0 if got is None else int(got["losses"].argmin())]
 
 
-def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
-    """Refuse given initial weights if several models would begin equal and stay so.
+def refuse_equal_start(task: Task, models: int, otherwise: str = "", *, is_best_chosen: bool = False) -> None:
+    """Refuse given initial weights, or adapters alone, if several models would begin equal and stay so.
 
     Args:
         task: the task, with or without initial weights.
         models: number of models.
         otherwise: alternative that would tell them apart, for the message.
+        is_best_chosen: whether clients train the best model alone. Then of adapters, which change nothing at first, all
+            would choose the first for ever.
     """
+    if is_best_chosen and models > 1 and begins_equal(task.scratch.module):
+        but = "change nothing at first, so clients would choose the same one for ever"
+        raise FedtideError(f"model.adapters: {models} models of adapters alone {but}; allowed: a new head{otherwise}")
     if task.begin is not None and models > 1:
         raise FedtideError(
             f"init_from: found weights, with which {models} models would stay equal; allowed: none{otherwise}"

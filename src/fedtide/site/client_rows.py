@@ -100,8 +100,7 @@ def _names_in(path: Path, source: CSV | Texts) -> list[str]:
     if isinstance(source, CSV):
         return read_names(path, source.spelling)
     if any(ending in path.suffixes for ending in JSON_LINES):
-        record = next((record for _, record in read_objects(path, [])), {})
-        return [name for name in record if name != "file"]  # which the reader adds
+        return [*next((record for _, record in read_objects(path, [])), {})]
     return read_names(path)
 
 

@@ -276,15 +276,18 @@ def read_records(path: Path, text: str, others: Sequence[str]) -> Iterator[tuple
         others: columns that must be there. Posts without one of the columns, or without a word, are left out.
     """
     if ".xml" not in path.suffixes:
-        yield from read_objects(path, [text, *others])
+        yield from read_objects(path, [text, *others], file=path.name.partition(".")[0])
         return
     for where, post in _posts(path, [text, *others]):
         if WORD.search(plain := _plain(post[text])):
             yield where, post | {text: plain}
 
 
-def read_objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines, which have some columns, with their places for messages."""
+def read_objects(path: Path, columns: list[str], **more: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file of JSON lines, which have some columns, with their places for messages.
+
+    `more` has columns of the file, for objects that have none of the name.
+    """
     with reading(path, "a file of JSON lines"), opened(path) as file:
         for place, line in enumerate(file, start=1):
             where = f"{path}: line {place}"
@@ -294,7 +297,7 @@ def read_objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str
                 content = json.loads(line.decode("utf-8-sig"))
             if not isinstance(content, dict):
                 raise refused(where, content, f"an object with {', '.join(columns)}")
-            record = {"file": path.name.partition(".")[0], **content}
+            record = {**more, **content}
             find_places(where, sorted(record), columns)
             yield where, record
 
