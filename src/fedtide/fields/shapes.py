@@ -1,6 +1,7 @@
 """Shape of an experiment file, read from types: tables, their keys and choices; and errors about them in one line."""
 
 import dataclasses
+import difflib
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -189,7 +190,8 @@ def unknown_key(path: str, key: str, kind: Any, elsewhere: Elsewhere = lambda wo
     line = nearest(key, names)
     tables = fields_of(bare(kind)).items()
     inside = [f"'{table}.{name}'" for table, hint in tables for name in meant(key, names_of(hint))]
-    other = "" if meant(key, names) else " or ".join(inside) if len(inside) in (1, 2) else elsewhere(key)
+    is_slip = bool(meant(key, names) or difflib.get_close_matches(key, names, cutoff=0.9))  # such as a plural
+    other = "" if is_slip else " or ".join(inside) if len(inside) in (1, 2) else elsewhere(key)
     if other.startswith(f"'{path}'"):
         return f"unknown key with this choice; allowed: {', '.join(names)}"
     return f"unknown key; did you mean {other}? Allowed: {', '.join(names)}" if other else f"unknown key; {line}"

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fedtide.config import Experiment, Local, from_dict, points, read
 from fedtide.core.errors import FedtideError
+from fedtide.fields.shapes import unknown_key
+from fedtide.models.adapters import LoRA
 from helpers.examples import examples
 from helpers.toys import TOY
 
@@ -108,6 +110,11 @@ def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_one_is_offered(pa
     line = said(made(path, 1))
     assert line.startswith(f"study.toml: {key}; did you mean '{meant}")
     assert "? Allowed: " in line
+
+
+def test_a_slip_of_a_letter_is_no_key_of_another_table():
+    line = unknown_key("model.adapters", "last_layer", LoRA, lambda word: f"'representation.{word}'")
+    assert line.startswith("unknown key; did you mean 'last_layers'? Allowed: rank")
 
 
 # -- wrong kinds -------------------------------------------------------------------------------------------------------
