@@ -10,7 +10,7 @@ import torch
 from fedtide.core.base import Prediction
 from fedtide.evaluate.metrics import PERPLEXITY, bits_per_byte
 from fedtide.fleets.scoring import Tally
-from fedtide.models.transformer import bytes_of_tokens, load_tokenizer
+from fedtide.models.tokenizing import bytes_of_tokens, load_tokenizer
 from helpers.language import TOKENS, WORDS, save
 
 PAD, UNK, CLS, SEP, SUN, MOON, DAY, NIGHT, IS, UP, GOOD, BYE, A, B = range(TOKENS)

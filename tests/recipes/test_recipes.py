@@ -134,7 +134,7 @@ def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, monke
     ],
 )
 def test_recipes_of_language_models_say_in_one_line_what_is_missing(recipe, line, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedtide.models.transformer.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtide.models.model_files.importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
     assert done("run", f"recipe:{recipe}", "--out", tmp_path / "run") == 2
     (said,) = capsys.readouterr().err.splitlines()

@@ -1,44 +1,24 @@
 """Pretrained transformers from files on this machine: a folder, or what an installed package has."""
 
 import copy
-import importlib.util
-import io
-import json
-import os
-import re
 import shutil
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedtide.core.atomic import making, sha256
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import IsFile, Spelled, Whole, ingredient
-from fedtide.models.adapters import ADAPTED_HEAD, SETTINGS, LoRA, library, save_adapters
+from fedtide.fields.types import Spelled, Whole, ingredient
+from fedtide.models.adapters import ADAPTED_HEAD, LoRA, library, save_adapters
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
 from fedtide.models.lower import FeatureCache, Lower, split
+from fedtide.models.model_files import LOCAL, ModelPath, find_model, model_files, quiet
+from fedtide.models.tokenizing import padding_in
 
-NOWHERE = "nothing is downloaded: allowed: a folder with config.json and a file of safetensors, or a GGUF file"
-"""Advice if there is no model."""
-ModelPath = Annotated[str, IsFile(NOWHERE)]
-
-CONFIG, WEIGHTS, GGUF = "config.json", "*.safetensors", "*.gguf"
-TOKENIZER = "tokenizer.json"
-OTHERS = "tokenizer*.json", "*.safetensors.index.json", "special_tokens_map.json", "added_tokens.json"
-"""Further files of a folder that the library reads if they are there."""
-LOCAL = MappingProxyType({"local_files_only": True, "trust_remote_code": False})
-"""How the library reads a folder: nothing is downloaded, and no code of the folder runs."""
 OF_TOKENIZER = "tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template"
 """Beginnings of the names of a tokenizer's files, some of which end in ".model"."""
 
@@ -180,126 +160,6 @@ class Pooled(Tokens):
         return self.head(mean_over_steps(self.run(tokens).last_hidden_state, self.counted(tokens)))
 
 
-# -- files ---------------------------------------------------------------------------------------------------------
-
-
-def find_model(path: str | None, package: str | None, key: str | None = None) -> Path:
-    """Return the folder of a model, by its path or the package that has it; a GGUF file is converted once.
-
-    Raises:
-        FedtideError: there is no model, or more than one.
-    """
-    where = locate_model(path, package, key)
-    return where if where.is_dir() else _converted(where, key or f"model.{'path' if package is None else 'package'}")
-
-
-def locate_model(path: str | None, package: str | None, key: str | None = None) -> Path:
-    """Return the folder or the GGUF file of a model, by its path or the package that has it; nothing is run or changed.
-
-    Args:
-        path: a folder or a file; None if there is a package.
-        package: an installed package.
-        key: what says so, for error messages; None is `model.path` or `model.package`.
-
-    Raises:
-        FedtideError: there is no model, or more than one, or it has adapters of its own.
-    """
-    key = key or f"model.{'path' if package is None else 'package'}"
-    where = _folder_of_package(package, key) if package is not None else Path(str(path)).expanduser()
-    if not where.exists():
-        raise FedtideError(f"{key}: no such file or folder: {where}; {NOWHERE}")
-    if where.is_file():
-        files = [where] if where.suffix == GGUF[1:] else []
-    else:
-        folders = [file.parent for file in sorted(where.rglob(CONFIG)) if any(file.parent.glob(WEIGHTS))]
-        files = folders or sorted(where.rglob(GGUF))
-    if not files:
-        raise FedtideError(f"{key}: {where}: found no model; {NOWHERE}")
-    if len(files) > 1:
-        raise refused(f"{key}: {where}", f"{len(files)} models", f"one, such as path = '{files[0]}'")
-    if (files[0] / SETTINGS).exists():  # the library would load them, too, and from a pickle if there is no other file
-        allowed = "a model without adapters of its own; '--format merged' of export, or PEFT, merges them"
-        raise refused(f"{key}: {files[0]}", SETTINGS, allowed)
-    return files[0]
-
-
-def digests_of_model(where: Path) -> dict[str, str]:
-    """Return the digests of a model's files by their names; see `locate_model`.
-
-    A GGUF file counts as it is, under any name, because what it is converted to depends on versions.
-
-    Raises:
-        FedtideError: a file is missing.
-    """
-    if where.is_file():
-        return {"GGUF": sha256(where)}
-    return {file.name: sha256(file) for file in model_files(where)}
-
-
-def has_model(folder: Path) -> bool:
-    """Tell whether a folder has a model somewhere."""
-    return folder.is_dir() and any(True for kind in (CONFIG, GGUF) for _ in folder.rglob(kind))
-
-
-def _folder_of_package(package: str, key: str) -> Path:
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        but = "nothing is downloaded at run time"
-        raise refused(key, package, "an installed package with a model, as `pip install` gets it", but)
-    return Path(spec.submodule_search_locations[0])
-
-
-def cache_folder() -> Path:
-    """Return the folder of what was converted: `FEDTIDE_CACHE`, else that of the user."""
-    named = os.environ.get("FEDTIDE_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtide"
-
-
-def _converted(file: Path, key: str) -> Path:
-    """Return the folder of a GGUF file's model, with weights in float32."""
-    folder = cache_folder() / "models" / f"{file.stem}-{_digest_of(file, file.stat().st_mtime_ns)[:16]}"
-    if folder.is_dir():
-        return folder
-    transformers = library("transformers", key)
-    library("gguf", key)
-    from_file = {"gguf_file": file.name, **LOCAL}
-    print(f"fedtide: {key}: converting {file.name} once, which takes a minute, to {folder}", file=sys.stderr)
-    with _quiet(transformers), redirect_stderr(io.StringIO()), _made_once(folder) as temporary:
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **from_file)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(file.parent), dtype=torch.float32, **from_file
-            )
-        except Exception as error:  # whatever the reader raises for bytes that are none of its own
-            raise FedtideError(f"{key}: {file}: damaged or not a GGUF file that transformers reads ({error})") from None
-        save_file(
-            {name: param.detach().contiguous() for name, param in model.named_parameters()},
-            temporary / "model.safetensors", {"format": "pt"},
-        )  # fmt: skip
-        config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-        (temporary / CONFIG).write_text(json.dumps(config, default=str), encoding="utf-8")
-        tokenizer.save_pretrained(temporary)
-    return folder
-
-
-@lru_cache(maxsize=4)
-def _digest_of(file: Path, changed: int) -> str:
-    """Return the digest of a file that was changed at a time, which is read once."""
-    del changed
-    return sha256(file)
-
-
-@contextmanager
-def _made_once(folder: Path) -> Iterator[Path]:
-    """A new folder, which is left out if another process has it first."""
-    try:
-        with making(folder) as temporary:
-            yield temporary
-    except OSError:
-        if not (folder / CONFIG).is_file():
-            raise
-
-
 # -- the base of a model -------------------------------------------------------------------------------------------
 
 
@@ -347,7 +207,7 @@ def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, 
     transformers = library("transformers", "model.kind: 'transformer'")
     kind = transformers.AutoModelForCausalLM if with_logits else transformers.AutoModel
     what = f"model: {folder}"
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+    with quiet(transformers), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # weights that are not in the file, and that nothing reads
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), **LOCAL)
@@ -410,7 +270,7 @@ def save_merged(module: nn.Module, folder: Path) -> nn.Module:
     how = {"use_safetensors": True, "dtype": torch.float32, **LOCAL}
     adapters = folder / "adapters"
     save_adapters(module, adapters)
-    with _quiet(transformers):
+    with quiet(transformers):
         base = kind.from_pretrained(str(module.about.folder), **how)
         merged = peft.PeftModel.from_pretrained(base, str(adapters)).merge_and_unload(safe_merge=True)
         merged.save_pretrained(folder)
@@ -423,113 +283,3 @@ def save_merged(module: nn.Module, folder: Path) -> nn.Module:
         if file.is_file() and (file.name.startswith(OF_TOKENIZER) or file.suffix == ".model"):
             shutil.copyfile(file, folder / file.name)
     return read.eval()
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model that decide numbers."""
-    return [folder / CONFIG, *(file for names in (WEIGHTS, *OTHERS) for file in sorted(folder.glob(names)))]
-
-
-def load_tokenizer(folder: Path, key: str) -> Any:
-    """Return the tokenizer in a folder.
-
-    Raises:
-        FedtideError: `transformers` is not installed, or the folder has no tokenizer.
-    """
-    transformers = library("transformers", key)
-    if not (folder / TOKENIZER).is_file():
-        raise FedtideError(f"{key}: {folder}: no {TOKENIZER}, allowed: the folder of a model with its tokenizer")
-    with _quiet(transformers):
-        try:
-            return transformers.AutoTokenizer.from_pretrained(str(folder), **LOCAL)
-        except Exception as error:  # whatever the library raises for a file that is no tokenizer
-            raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
-
-
-def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[tuple[list[int], bool]]:
-    """Return the tokens of each text, and whether they were cut.
-
-    Args:
-        tokenizer: of `load_tokenizer`.
-        texts: one or more.
-        longest: number of tokens to which texts are cut, with the marks of the tokenizer around them; None cuts nothing
-            and adds no marks.
-    """
-    with _quiet(library("transformers", "data.source.tokenizer")):
-        marks = longest is not None
-        rows = tokenizer(list(texts), add_special_tokens=marks, return_attention_mask=False)["input_ids"]
-        if longest is None:
-            return [(row, False) for row in rows]
-        long = [text for text, row in zip(texts, rows, strict=True) if len(row) > longest]
-        cut = iter(tokenizer(long, truncation=True, max_length=longest)["input_ids"] if long else [])
-        return [(next(cut), True) if len(row) > longest else (row, False) for row in rows]
-
-
-def padding_of(tokenizer: Any) -> int:
-    """Return the id of padding of a tokenizer: its own, else that of the end of a text."""
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(number for number in ids if number is not None)
-
-
-def bytes_of_tokens(tokenizer: Any) -> Tensor:
-    """Return the number of bytes in UTF-8 of each token's text (tokens,); marks have none.
-
-    Tokens of pieces of characters are counted as they are: a token of half a letter has half of its bytes. A token of a
-    word counts with the space that stands before it within a text.
-    """
-    ids = range(len(tokenizer))
-    names = tokenizer.convert_ids_to_tokens([*ids])
-    added = tokenizer.added_tokens_decoder  # they stand in a vocabulary as they are in the text
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-    is_bytes = decoder.get("type") == "ByteLevel"  # with a letter for each byte
-
-    def size(number: int, name: str | None) -> int:
-        if name is None or number in tokenizer.all_special_ids:
-            return 0
-        if number in added or not is_bytes:
-            if re.fullmatch("<0x[0-9A-F]{2}>", name):
-                return 1
-            once, twice = (tokenizer.decode([number] * k, clean_up_tokenization_spaces=False) for k in (1, 2))
-            return len(twice.encode()) - len(once.encode())
-        return len(name)
-
-    return torch.tensor([size(number, name) for number, name in zip(ids, names, strict=True)], dtype=torch.float64)
-
-
-def padding_in(folder: Path) -> int:
-    """Return the id of padding of the model in a folder."""
-    if (folder / TOKENIZER).is_file():
-        return padding_of(load_tokenizer(folder, "model"))
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    ids = [config.get("pad_token_id"), config.get("eos_token_id"), 0]
-    return next(number for number in ids if isinstance(number, int))
-
-
-def check_tokenizer(folder: Path, model: Path) -> None:
-    """Raise if rows were made by the tokenizer of another model.
-
-    Args:
-        folder: of the tokenizer.
-        model: folder of the model.
-    """
-    files = [where / TOKENIZER for where in (folder, model)]
-    if folder != model and all(file.is_file() for file in files) and len({sha256(file) for file in files}) > 1:
-        allowed = f"that of the model, {model}"
-        raise refused("data.source.tokenizer", str(folder), allowed, "its tokens have other numbers")
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Let the library print and draw nothing, and leave it as it was."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of parts that the library itself uses
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -46,7 +46,8 @@ from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.adapters import adapter_files, load_adapters
 from fedtide.models.networks import initialize
-from fedtide.models.transformer import Transformer, bytes_of_tokens, check_tokenizer, load_tokenizer
+from fedtide.models.tokenizing import bytes_of_tokens, check_tokenizer, load_tokenizer
+from fedtide.models.transformer import Transformer
 from fedtide.transforms.transform import apply
 from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, check_wire

@@ -17,7 +17,8 @@ from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.models.adapters import adapter_files
-from fedtide.models.transformer import Transformer, find_model, has_model, model_files
+from fedtide.models.model_files import find_model, has_model, model_files
+from fedtide.models.transformer import Transformer
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
 from fedtide.wire.ledger import check_released

@@ -23,7 +23,8 @@ from fedtide.core.errors import refused
 from fedtide.data.sources.texts import Questions, Texts, padded
 from fedtide.learn.task import parts
 from fedtide.models.adapters import library
-from fedtide.models.transformer import NextToken, Tokens, load_tokenizer, padding_of
+from fedtide.models.tokenizing import load_tokenizer, padding_of
+from fedtide.models.transformer import NextToken, Tokens
 from fedtide.runs.trained import Trained, module_of
 
 TOKENS = 40

@@ -11,7 +11,8 @@ from pathlib import Path
 from fedtide.config import Experiment
 from fedtide.core.errors import FedtideError, quote, refused
 from fedtide.models.adapters import library
-from fedtide.models.transformer import Transformer, check_steps, digests_of_model, load_base, locate_model
+from fedtide.models.model_files import digests_of_model, locate_model
+from fedtide.models.transformer import Transformer, check_steps, load_base
 from fedtide.runs.build import model_of
 from fedtide.site.tickets import Base, digest_of_files
 

@@ -37,7 +37,9 @@ from fedtide.data.sources.files import find
 from fedtide.data.sources.tabular import Every
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.learn.device import CPU
-from fedtide.models.transformer import Transformer, digests_of_model, locate_model, padding_in
+from fedtide.models.model_files import digests_of_model, locate_model
+from fedtide.models.tokenizing import padding_in
+from fedtide.models.transformer import Transformer
 from fedtide.remote.fleet import SIMULATION_ONLY
 from fedtide.runs.build import cohort_of, host_of, model_of, rows_of
 from fedtide.runs.digest import digest_of

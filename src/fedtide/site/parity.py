@@ -33,7 +33,8 @@ from fedtide.core.record import ASKS, ROLLBACKS, read_rounds, rolled_back
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.laws.case import difference
-from fedtide.models.transformer import Transformer, locate_model
+from fedtide.models.model_files import locate_model
+from fedtide.models.transformer import Transformer
 from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, model_of

@@ -31,7 +31,8 @@ from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
 from fedtide.data.sources.text import Listed, list_texts, read_objects, read_records
 from fedtide.fields.types import Count, ingredient
-from fedtide.models.transformer import NOWHERE, ModelPath, encode, find_model, load_tokenizer, padding_of
+from fedtide.models.model_files import NOWHERE, ModelPath, find_model
+from fedtide.models.tokenizing import encode, load_tokenizer, padding_of
 
 JSON_LINES = ".jsonl", ".ndjson"
 """Endings of files of JSON lines."""
