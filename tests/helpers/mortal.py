@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from fedtide.cli.commands import main
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-ELSEWHERE = ("/dev/null", "/dev/tty", "/proc/")
+ELSEWHERE = re.compile(r"/dev/(null|tty)|/proc/|.*/__pycache__(/|$)")
+"""What a command also opens or makes, and not each time: modules are compiled once."""
 
 
 def changes_in(*words: object) -> int:
@@ -56,12 +58,12 @@ def _live(words: list[str], change: int, torn: bool, count: Any) -> None:
 
 def _hook(change: int, torn: bool, count: Any) -> Callable[[str, tuple[Any, ...]], None]:
     def watch(event: str, about: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = about
-            inside = isinstance(path, str | bytes | os.PathLike) and not os.fsdecode(path).startswith(ELSEWHERE)
-            if not inside or not flags & WRITES:
-                return
-        elif event not in CHANGES:
+        if event not in ("open", *CHANGES):
+            return
+        path, flags = about[0], about[2] if event == "open" else WRITES
+        if not flags & WRITES or (event == "open" and isinstance(path, int)):
+            return
+        if not isinstance(path, int) and ELSEWHERE.match(os.fsdecode(path)):
             return
         count.value += 1
         if count.value == change:
