@@ -277,8 +277,8 @@ class WireSettings(Strict):
             numbers.
         fewest: clients below which no sum is opened; clients in a smaller sum count as not having answered. It is 3 or
             more if sums are secure, because of two clients each learns the other from their sum.
-        sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. Not with
-            `privacy`, which has `privacy.scores`.
+        sum_scores: the server gets clients' accuracies as a sum, never one by one. Each client counts once. None: if
+            sums are secure. Not with `privacy`, which has `privacy.scores`.
         shares: nodes deal shares of the secrets of their masks, so that a sum opens although up to a third of them
             vanish. It is new, and few people have attacked it. It needs `secure`.
         privacy: differential privacy; None adds no noise.
@@ -286,7 +286,7 @@ class WireSettings(Strict):
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
-    sum_scores: Flag = False
+    sum_scores: Flag | None = None
     shares: Flag = False
     privacy: Privacy | None = None
 
@@ -312,7 +312,8 @@ class WireSettings(Strict):
     def build(self) -> Wire:
         """Build the wire as clients know it; the server adds noise (`fedtide.runs.privacy`)."""
         if self.privacy is None:
-            return Wire(self.secure, self.fewest, sums_scores=self.sum_scores, shares=self.shares)
+            sums_scores = self.secure if self.sum_scores is None else self.sum_scores
+            return Wire(self.secure, self.fewest, sums_scores=sums_scores, shares=self.shares)
         sums_scores = self.privacy.scores is not None
         return Wire(self.secure, self.fewest, self.privacy.step, sums_scores=sums_scores, shares=self.shares)
 

@@ -42,8 +42,8 @@ def warn_of_epsilon(epsilon: float, how: str = "") -> str:
     return line if epsilon > MUCH else ""
 
 
-SUMMED = "wire.sum_scores or wire.privacy.scores"
-"""Keys that make sums of scores."""
+SUMMED = "masks or wire.privacy.scores sum them; wire.sum_scores = false shows those of each client"
+"""What makes sums of scores, and what does not."""
 
 BLURRED = 0.05
 """Noise on an accuracy above which it tells little."""

@@ -243,7 +243,7 @@ def test_a_question_of_a_round_is_opened_for_one_list_however_often_it_is_asked(
 
 
 def test_a_masked_study_does_not_say_which_model_a_client_uses(tmp_path):
-    study, host = odd_study("ifca", {"fewest": 3}, clusters=2)
+    study, host = odd_study("ifca", {"fewest": 3, "sum_scores": False}, clusters=2)
     fleet = near_fleet(host, 8, tmp_path)
     run = played(study, host=host, fleet=lambda _: fleet, rounds=2)
     payload, slot = host.algorithm.serve(run.state, fleet.clients)
