@@ -179,7 +179,10 @@ def test_rows_in_another_unit_are_said_before_a_node_joins(tmp_path, capsys):
     assert "is it another unit?" not in said[0]
     assert "pulse: 60 of 60 values are more than 3 deviations from the study's mean" in said[1]
     assert "the server is told that rows here are far from the study's, and not of what" in said[1]
-    seats = [Seat.read(ticket, [tmp_path / f"{name}.csv"], None, tmp_path / "home") for name in ("berlin", "other")]
+    seats = [
+        Seat.read(Ticket.read(ticket), [tmp_path / f"{name}.csv"], None, tmp_path / "home")
+        for name in ("berlin", "other")
+    ]
     assert [seat.line.warned for seat in seats] == [False, True]
 
 

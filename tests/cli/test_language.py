@@ -15,10 +15,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedtide.config import read
 from fedtide.models import LoRA, Transformer
+from fedtide.runs.folder import create, load, plan
+from fedtide.runs.runner import Run
 from fedtide.runs.trained import Trained
 from helpers.language import llama, save
-from helpers.shell import done, refused
+from helpers.shell import contents, done, refused
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -260,6 +263,41 @@ def test_what_has_no_classes_or_texts_is_refused_in_a_line(run, capsys):
     assert "none.csv" in refused(capsys, Path.cwd(), "predict", run, "none.csv", "--method", "A")
     assert "other.csv" in refused(capsys, Path.cwd(), "predict", run, "other.csv", "--method", "A")
     assert "new.txt: no such file" in refused(capsys, Path.cwd(), "predict", run, "new.txt", "--method", "A")
+    assert not Path("predictions.csv").exists()
+
+
+@pytest.fixture
+def changing(tmp_path) -> Path:
+    """A model and a run of it that has a round to play."""
+    file = study(tmp_path)
+    file.write_text(file.read_text().replace(METHODS, METHODS[: METHODS.index("[[method]]", 5)]))
+    create(read(file), tmp_path / "run")
+    (run,) = plan(load(tmp_path / "run"), tmp_path / "run")
+    next(Run(run.experiment, run.method, run.seed, run.folder).play(lambda: True))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("model.safetensors", "has changed"), ("config.json", "has changed"),
+    ("tokenizer_config.json", "is missing"), ("added_tokens.json", "is new"),
+])  # fmt: skip
+def test_a_file_of_the_base_that_changed_is_named(changing, name, what, capsys):
+    model, run = changing / "model", changing / "run"
+    Path("new.csv").write_text("text\nsun\n")
+    assert done("verify", run) == 0
+    if what == "is missing":
+        (model / name).unlink()
+    else:
+        (model / name).write_bytes((model / name).read_bytes() + b" " if what == "has changed" else b"{}")
+    before = contents(run)
+    for command in (["predict", run, "new.csv"], ["export", run, "--format", "peft"], ["resume", run], ["report", run]):
+        capsys.readouterr()
+        line = refused(capsys, Path.cwd(), *command)
+        assert line.endswith(f"{model / name}: {what} since {run}/a/0 was played; restore what was there, "
+                             "or start a new run folder")  # fmt: skip
+    assert done("verify", run) == 1
+    assert f"{model / name}: {what}" in capsys.readouterr().out
+    assert contents(run) == before
     assert not Path("predictions.csv").exists()
 
 

@@ -22,6 +22,7 @@ from fedtide.site.machine import Log
 from fedtide.site.parity import free_port, rehearse, replay
 from fedtide.site.seat import Seat
 from fedtide.site.site import admit
+from fedtide.site.tickets import Ticket
 from helpers.language import save
 from helpers.offices import NAMES, site_of
 from helpers.processes import children
@@ -70,7 +71,7 @@ def test_nodes_join_with_bases_of_their_own_and_one_is_killed_in_the_midst_of_a_
         copy = shutil.copytree(tmp_path / "model", tmp_path / "copy")
         for name in NAMES:
             ticket, home = tickets / f"{name}.ticket", tmp_path / f"{name}-home"
-            seat = Seat.read(ticket, [tmp_path / f"{name}.jsonl"], None, home, str(copy))
+            seat = Seat.read(Ticket.read(ticket), [tmp_path / f"{name}.jsonl"], None, home, str(copy))
             seat.settle()
             admit(site.root, name, seat.public)
             node = join(name, copy)

@@ -30,6 +30,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.laws import every
 from fedtide.runs.folder import create
 from fedtide.site import parity, seat
+from fedtide.site.tickets import Ticket
 from helpers.hospitals import STUDY, hospitals
 from helpers.shell import done, written
 from helpers.studies import A
@@ -210,7 +211,7 @@ def whole(tmp_path_factory) -> Path:
             done("deploy", study, "--method", "FedAvg", "--nodes", "berlin,lyon,oslo", "--out", "hospitals/site") == 0
         )
         ticket = home / "hospitals/site/tickets/berlin.ticket"
-        seat.Seat.read(ticket, [home / "hospitals/berlin.csv"], None, home / "berlin").settle()
+        seat.Seat.read(Ticket.read(ticket), [home / "hospitals/berlin.csv"], None, home / "berlin").settle()
     np.savez(home / "rows.npz", x=X, y=np.arange(len(X)) % 3)
     lines = [
         ",".join([*(f"{v:.4f}" for v in row), f"{k % 5},2024-01-{k % 28 + 1:02},{'abc'[k % 3]}"])

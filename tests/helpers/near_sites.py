@@ -24,6 +24,7 @@ from fedtide.site.deploying import make_site
 from fedtide.site.seat import RECORD, Seat, WatchedNode, node_of
 from fedtide.site.serve import fleet_of
 from fedtide.site.site import Roster, Site
+from fedtide.site.tickets import Ticket
 from helpers.hospitals import NAMES, hospitals
 
 
@@ -39,7 +40,9 @@ def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str,
     for name in NAMES:
         policy = folder / f"{name}.toml"
         policy.write_text(rules(name))
-        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [folder / f"{name}.csv"], policy, folder / name)
+        seat = Seat.read(
+            Ticket.read(site.root / "tickets" / f"{name}.ticket"), [folder / f"{name}.csv"], policy, folder / name
+        )
         seat.settle()
         nodes[name] = WatchedNode(node_of(seat.settings), datetime.now(UTC), seat.home / RECORD)
     return nodes

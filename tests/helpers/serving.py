@@ -18,6 +18,7 @@ from fedtide.site.node_process import node_command, write_settings
 from fedtide.site.parity import free_port
 from fedtide.site.seat import Seat
 from fedtide.site.site import Roster, admit
+from fedtide.site.tickets import Ticket
 from helpers.federation import until
 from helpers.hospitals import hospitals
 
@@ -113,7 +114,7 @@ class Serving:
         """
         ticket, home = self.site.root / "tickets" / f"{name}.ticket", self._place(name)
         files = [self.folder / f"{each}.csv" for each in data or (name,)]
-        seat = Seat.read(ticket, files, None, home)
+        seat = Seat.read(Ticket.read(ticket), files, None, home)
         seat.settle()
         admit(self.site.root, name, seat.public)
         if worker is None:

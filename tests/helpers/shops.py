@@ -20,6 +20,7 @@ from fedtide.runs.runner import Run
 from fedtide.site.deploying import make_site
 from fedtide.site.seat import Seat, node_of
 from fedtide.site.site import Roster, Site
+from fedtide.site.tickets import Ticket
 from helpers.near_sites import fleet_at, host_at
 from helpers.planted import planted
 
@@ -65,7 +66,7 @@ def play(site: Site, rounds: int, names: Sequence[str] = NAMES) -> None:
     place, nodes = site.root.parent, {}
     for name in names:
         home = place / f"{site.root.name}-{name}"
-        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [place / f"{name}.csv"], home=home)
+        seat = Seat.read(Ticket.read(site.root / "tickets" / f"{name}.ticket"), [place / f"{name}.csv"], home=home)
         seat.settle()
         nodes[name] = node_of(seat.settings)
     host = host_at(site)

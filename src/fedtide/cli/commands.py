@@ -61,7 +61,17 @@ from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
-from fedtide.runs.job import Assignments, ExactKind, Output, Request, RunRequest, Scale, StudyRequest, check_positive
+from fedtide.runs.job import (
+    Asked,
+    Assignments,
+    ExactKind,
+    Output,
+    Request,
+    RunRequest,
+    Scale,
+    StudyRequest,
+    check_positive,
+)
 from fedtide.site import site_commands as deployment
 
 Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
@@ -117,24 +127,6 @@ class ModelChoice:
     client: str | None = None
     cluster: int | None = None
     model: str | None = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class AskedOfTexts:
-    """Questions to a model of next tokens.
-
-    Args:
-        tokens: for next tokens: continue each text by so many tokens, or up to the mark of an end; by default 40. The
-            most likely token is taken each time.
-        choices: for next tokens: instead choose among answers; columns of texts, divided by commas, or of lists of
-            texts. The answer with the highest log-likelihood is chosen.
-        right: column of the number of the right answer, from 0, to print the accuracy.
-    """
-
-    tokens: int | None = None
-    choices: str | None = None
-    right: str | None = None
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -564,7 +556,7 @@ def predict(
     /,
     *,
     choice: ModelChoice = ModelChoice(),
-    texts: AskedOfTexts = AskedOfTexts(),
+    asked: Asked = Asked(),
     out: Path = Path("predictions.csv"),
 ) -> int:
     """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
@@ -579,11 +571,10 @@ def predict(
             apostrophe before it.
     """
     from fedtide.runs.export import predict_file
-    from fedtide.runs.language import Asked
     from fedtide.runs.trained import Trained
     from fedtide.site.seat import predict_at_node
 
-    asked, lines = Asked(**vars(texts)), tuple[str, ...]()
+    lines: tuple[str, ...] = ()
     if _is_node(run_folder, choice):
         asked.check_unasked("a node predicts rows with labels")
         title, last, count = predict_at_node(run_folder, rows, out, choice.client, choice.model)

@@ -70,6 +70,7 @@ class About:
         sha256: digests of its own files.
         device: name of the device that computed; "" if unknown.
         kept: rounds of the best checkpoints, the best first. The newest may be one of them.
+        files: digests of the files that the configuration names, by their names, for each place that it names.
     """
 
     config: str
@@ -80,6 +81,7 @@ class About:
     sha256: Mapping[str, str]
     device: str
     kept: Sequence[int] = ()
+    files: Sequence[Mapping[str, str]] = ()
 
     @property
     def records(self) -> Mapping[str, Mark]:
@@ -101,6 +103,7 @@ def save(
     marks: Mapping[str, Mark],
     device: str = "",
     keep: Sequence[int] = (),
+    files: Sequence[Mapping[str, str]] = (),
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove the older ones that are not kept.
 
@@ -112,6 +115,7 @@ def save(
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         device: name of the device that computed.
         keep: rounds of checkpoints that stay, the best first; this one may be among them.
+        files: digests of the files that the configuration names, which name the one that changes later.
     """
     folder.mkdir(exist_ok=True)  # not the folders above, if a person has moved them
     now = (start.round, 0)
@@ -124,7 +128,9 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    description = About(config, start.round, start.seconds, start.before, reached, digests, device, tuple(keep))
+    description = About(
+        config, start.round, start.seconds, start.before, reached, digests, device, tuple(keep), tuple(files)
+    )
     about = {"format": FORMAT} | asdict(description)
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
@@ -270,6 +276,7 @@ def _about(folder: Path) -> About:
             {name: str(read["sha256"][name]) for name in FILES},
             str(read["device"]),
             tuple(map(int, read["kept"] if version == FORMAT else ())),
+            tuple(map(dict, read.get("files", ()))),  # earlier ones have none
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

@@ -154,6 +154,11 @@ def model_files(folder: Path) -> list[Path]:
     return [folder / CONFIG, *(file for names in (WEIGHTS, *OTHERS) for file in sorted(folder.glob(names)))]
 
 
+def stamps_of(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Return the files of a model with the times of their last changes."""
+    return tuple((str(file), file.stat().st_mtime_ns) for file in model_files(folder))
+
+
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     """Let the library print and draw nothing, and leave it as it was."""

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch import Tensor
 from fedtide.core.atomic import sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.models.adapters import library
-from fedtide.models.model_files import CONFIG, LOCAL, quiet
+from fedtide.models.model_files import CONFIG, LOCAL, quiet, stamps_of
 
 TOKENIZER = "tokenizer.json"
 
 
 def load_tokenizer(folder: Path, key: str) -> Any:
-    """Return the tokenizer in a folder.
+    """Return the tokenizer in a folder, which nobody may change: the same at each call until the files change.
 
     Raises:
         FedtideError: `transformers` is not installed, or the folder has no tokenizer.
@@ -26,11 +27,17 @@ def load_tokenizer(folder: Path, key: str) -> Any:
     transformers = library("transformers", key)
     if not (folder / TOKENIZER).is_file():
         raise FedtideError(f"{key}: {folder}: no {TOKENIZER}, allowed: the folder of a model with its tokenizer")
+    try:
+        return _load_tokenizer(transformers, folder, stamps_of(folder))
+    except Exception as error:  # whatever the library raises for a file that is no tokenizer
+        raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(transformers: Any, folder: Path, stamps: Any) -> Any:
+    del stamps
     with quiet(transformers):
-        try:
-            return transformers.AutoTokenizer.from_pretrained(str(folder), **LOCAL)
-        except Exception as error:  # whatever the library raises for a file that is no tokenizer
-            raise FedtideError(f"{key}: {folder}: damaged or not a tokenizer ({error})") from None
+        return transformers.AutoTokenizer.from_pretrained(str(folder), **LOCAL)
 
 
 def encode(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[tuple[list[int], bool]]:
@@ -58,6 +65,7 @@ def padding_of(tokenizer: Any) -> int:
     return next(number for number in ids if number is not None)
 
 
+@lru_cache(maxsize=1)  # a large vocabulary takes seconds
 def bytes_of_tokens(tokenizer: Any) -> Tensor:
     """Return the number of bytes in UTF-8 of each token's text (tokens,); marks have none.
 

@@ -16,7 +16,7 @@ from fedtide.models.adapters import ADAPTED_HEAD, LoRA, library, save_adapters
 from fedtide.models.base import hold, release
 from fedtide.models.branched import mean_over_steps
 from fedtide.models.lower import FeatureCache, Lower, split
-from fedtide.models.model_files import LOCAL, ModelPath, find_model, model_files, quiet
+from fedtide.models.model_files import LOCAL, ModelPath, find_model, quiet, stamps_of
 from fedtide.models.tokenizing import padding_in
 
 OF_TOKENIZER = "tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template"
@@ -197,13 +197,12 @@ def load_base(folder: Path, with_logits: bool) -> tuple[nn.Module, About, Featur
         folder: of the model.
         with_logits: with the layer that makes logits of the next token.
     """
-    stamp = tuple((str(file), file.stat().st_mtime_ns) for file in model_files(folder))
-    return _load_base(folder, with_logits, stamp)
+    return _load_base(folder, with_logits, stamps_of(folder))
 
 
 @lru_cache(maxsize=4)
-def _load_base(folder: Path, with_logits: bool, stamp: Any) -> tuple[nn.Module, About, FeatureCache]:
-    del stamp
+def _load_base(folder: Path, with_logits: bool, stamps: Any) -> tuple[nn.Module, About, FeatureCache]:
+    del stamps
     transformers = library("transformers", "model.kind: 'transformer'")
     kind = transformers.AutoModelForCausalLM if with_logits else transformers.AutoModel
     what = f"model: {folder}"

@@ -157,12 +157,6 @@ def _folder_of(experiment: Experiment, texts: Texts) -> Path:
     return texts.folder(Path(directory) if directory else None)
 
 
-@lru_cache(maxsize=1)
-def _sizes_in(folder: Path) -> Tensor:
-    """Return the number of bytes of each token of the tokenizer in a folder, which takes seconds to count."""
-    return bytes_of_tokens(load_tokenizer(folder, "data.source.tokenizer"))
-
-
 def model_of(experiment: Experiment) -> Any:
     """Return the network of an experiment, which finds its files."""
     return located(experiment.model, experiment.data.directory, "model")
@@ -286,7 +280,8 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
             texts = next(iter(texts_in(experiment)), None)
             if texts is None or texts.label is not None:
                 raise refused(f"metrics[{number}]", setting.kind, 'data.source.kind = "texts" without a label')
-            metrics.append(bits_per_byte(_sizes_in(_folder_of(experiment, texts))))
+            tokenizer = load_tokenizer(_folder_of(experiment, texts), "data.source.tokenizer")
+            metrics.append(bits_per_byte(bytes_of_tokens(tokenizer)))
             continue
         if not isinstance(setting, OwnMetric):
             metrics += SHIPPED[setting.kind]

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.models.adapters import adapter_files
-from fedtide.models.model_files import find_model, has_model, model_files
+from fedtide.models.model_files import find_model, has_model, locate_model, model_files
 from fedtide.models.transformer import Transformer
 from fedtide.runs.build import located, place_of_weights, spec_of
 from fedtide.runs.folder import Planned, load, plan
@@ -38,7 +38,9 @@ def digest_of(experiment: Experiment, method: Method, seed: int, device: str | N
     if isinstance(model := experiment.model, Transformer):
         silent["model"] = model.uncached()
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
-    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
+    paths, packages = _named(experiment, method)
+    files = [*paths, *(str(find_model(None, package)) for package in packages)]
+    spec = spec_of(telling, method, seed, None) | {"files": [*map(_digest, files)]}
     if (name := device or device_of(experiment)) != CPU:
         spec |= {"device": name}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
@@ -50,21 +52,47 @@ def device_of(experiment: Experiment) -> str:
 
 
 def digest_to_read(run: Planned) -> str | None:
-    """Return the digest of a run that is read and not played; None if it is not known.
+    """Return the digest of a run that is read and not played; None if it is not known, or nothing is saved yet.
 
     The code of a person's own algorithm is not imported. Only that knows its other options at a point of a sweep, and
     whether they name files.
+
+    Raises:
+        FedtideError: a file that the configuration names has changed since; the line names it.
     """
-    device = CPU
-    if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
-        about = checkpoint.check(run.folder / "checkpoints", config=None)
-        if about is None:
-            return None
-        device = about.device
+    about = checkpoint.check(run.folder / "checkpoints", config=None)
+    if about is None:
+        return None
+    # It was played on another machine, perhaps, which had another device.
+    device = CPU if run.experiment.fleet.device == CPU else about.device
     files = {"path", "weights"}  # options that may name files, whose content is part of the digest
     method, imported = run.method, run.experiment.imports
     unknown = not imported and is_own(method.algorithm) and (run.point or _has_key(method.options, files))
-    return None if unknown or not device else digest_of(run.experiment, method, run.seed, device)
+    if unknown or not device:
+        return None
+    digest = digest_of(run.experiment, method, run.seed, device)
+    if digest != about.config:
+        _check_named(run, about.files)
+    return digest
+
+
+def digests_of_files(experiment: Experiment, method: Method) -> list[dict[str, str]]:
+    """Return the digests of the files that a run reads in addition to its source's: by name, for each place."""
+    return [{file.name: sha256(file) for file in _files_at(place)} for place in _places(experiment, method)]
+
+
+def _check_named(run: Planned, files: Sequence[Mapping[str, str]]) -> None:
+    """Raise if a file that a configuration names is not what it was when a run had these."""
+    for place, before in zip(_places(run.experiment, run.method), files, strict=False):
+        now = _files_at(place)
+        digests = {file.name: sha256(file) for file in now}
+        if before.keys().isdisjoint(digests):  # the configuration names another place now
+            continue
+        for name in sorted({*before, *digests}):
+            if before.get(name) != digests.get(name):
+                what = "is missing" if name not in digests else "has changed" if name in before else "is new"
+                allowed = "restore what was there, or start a new run folder"
+                raise FedtideError(f"{now[0].parent / name}: {what} since {run.folder} was played; {allowed}")
 
 
 def _has_key(value: Any, keys: set[str]) -> bool:
@@ -72,8 +100,8 @@ def _has_key(value: Any, keys: set[str]) -> bool:
     return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(item, keys) for item in inside)
 
 
-def _files(experiment: Experiment, method: Method) -> list[str]:
-    """Return the files that a run reads in addition to its source's: their content decides its numbers.
+def _named(experiment: Experiment, method: Method) -> tuple[list[str], list[str]]:
+    """Return places of files, and packages, that a run reads in addition to its source's: they decide its numbers.
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
@@ -88,8 +116,20 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     parts |= {"devices": experiment.devices, "embedding": experiment.embedding, "model": experiment.model}
     for name, part in parts.items():
         located(part, data.directory, name, paths)
-    packages = packages_of((experiment.model, *settings.values()))
-    return [*paths, *(str(find_model(None, package)) for package in packages)]
+    return paths, [*packages_of((experiment.model, *settings.values()))]
+
+
+def _places(experiment: Experiment, method: Method) -> list[Path]:
+    paths, packages = _named(experiment, method)
+    return [*map(Path, paths), *(locate_model(None, package) for package in packages)]
+
+
+def _files_at(place: Path) -> list[Path]:
+    """Return the files at a place that decide numbers."""
+    if files := adapter_files(place):
+        return files
+    where = locate_model(str(place), None) if has_model(place) else file_of(place)
+    return model_files(where) if where.is_dir() else [where]
 
 
 def packages_of(part: Any) -> Iterator[str]:

@@ -42,7 +42,8 @@ from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
 from fedtide.models.adapters import save_adapters
 from fedtide.models.transformer import save_merged
-from fedtide.runs.language import Asked, Speaker, predicts_tokens
+from fedtide.runs.job import Asked
+from fedtide.runs.language import Speaker, predicts_tokens
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"

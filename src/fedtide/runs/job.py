@@ -109,6 +109,39 @@ class RunRequest(StudyRequest):
         return [*self.sets, *fleet_sets(self.fleet, self.address)]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Asked:
+    """Questions to a model of next tokens.
+
+    Args:
+        tokens: for next tokens: continue each text by so many tokens, or up to the mark of an end; by default 40. The
+            most likely token is taken each time.
+        choices: for next tokens: instead choose among answers; columns of texts, divided by commas, or of lists of
+            texts. The answer with the highest log-likelihood is chosen.
+        right: column of the number of the right answer, from 0, to print the accuracy.
+    """
+
+    tokens: int | None = None
+    choices: str | None = None
+    right: str | None = None
+
+    def check(self) -> None:
+        """Raise for questions that do not go together."""
+        if self.choices is None and self.right is not None:
+            raise refused("--right", self.right, "a column beside --choices")
+        if self.choices is not None and self.tokens is not None:
+            raise refused("--tokens", self.tokens, "none beside --choices")
+        if self.tokens is not None and self.tokens < 1:
+            raise refused("--tokens", self.tokens, "1 or more")
+
+    def check_unasked(self, why: str) -> None:
+        """Raise if anything is asked of a model of another kind."""
+        for name, value in vars(self).items():
+            if value is not None:
+                raise refused(f"--{name}", value, f"none, because {why}")
+
+
 def fleet_sets(fleet: str | None, address: str | None) -> list[str]:
     """Return the overrides of `--fleet` and `--address`; an address is that of a Ray cluster."""
     if address is not None and fleet is None:

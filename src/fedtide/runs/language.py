@@ -25,38 +25,11 @@ from fedtide.learn.task import parts
 from fedtide.models.adapters import library
 from fedtide.models.tokenizing import load_tokenizer, padding_of
 from fedtide.models.transformer import NextToken, Tokens
+from fedtide.runs.job import Asked
 from fedtide.runs.trained import Trained, module_of
 
 TOKENS = 40
 """Tokens of a continuation."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Questions to a model of next tokens; None stands for nothing.
-
-    tokens: number of tokens of a continuation. choices: columns of the answers among which one is chosen, divided by
-    commas. right: column of the number of the right one.
-    """
-
-    tokens: int | None = None
-    choices: str | None = None
-    right: str | None = None
-
-    def check(self) -> None:
-        """Raise for questions that do not go together."""
-        if self.choices is None and self.right is not None:
-            raise refused("--right", self.right, "a column beside --choices")
-        if self.choices is not None and self.tokens is not None:
-            raise refused("--tokens", self.tokens, "none beside --choices")
-        if self.tokens is not None and self.tokens < 1:
-            raise refused("--tokens", self.tokens, "1 or more")
-
-    def check_unasked(self, why: str) -> None:
-        """Raise if anything is asked of a model of another kind."""
-        for name, value in vars(self).items():
-            if value is not None:
-                raise refused(f"--{name}", value, f"none, because {why}")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from fedtide.fleets.stacked_engine import StackedEngine, why_alone
 from fedtide.remote.asks import find_failed
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
-from fedtide.runs.digest import device_of, digest_of
+from fedtide.runs.digest import device_of, digest_of, digests_of_files
 from fedtide.runs.folder import shift_file
 from fedtide.runs.privacy import server_wire
 from fedtide.transforms.watch import is_watched
@@ -260,6 +260,7 @@ class Run:
             # A rollback undoes better models, and brings none back whose checkpoint had to go for them.
             scored = {number: value for number, value in scored.items() if number in about.there}
         best = self._rank(scored, judge.fleet)
+        files = digests_of_files(experiment, self.method)
         probe = probe_of(experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
         saved = began = lap = time.perf_counter()
         played = run_rounds(
@@ -295,8 +296,9 @@ class Run:
                 memory, device = judge.fleet.memory, device_of(experiment)
                 with naming(folder):
                     checkpoint.save(
-                        folder, ahead, memory, config=config, marks=record.marks(), device=device, keep=best
-                    )
+                        folder, ahead, memory, config=config, marks=record.marks(), device=device, keep=best,
+                        files=files,
+                    )  # fmt: skip
                 saved = time.perf_counter()
             rate = count / (time.perf_counter() - began)
             yield Progress(done, last, result.accuracy, rate, noise_of(result.line))

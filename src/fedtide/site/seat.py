@@ -96,17 +96,6 @@ class Seat:
 
     @staticmethod
     def read(
-        ticket: Path,
-        data: Sequence[Path],
-        policy: Path | None = None,
-        home: Path | None = None,
-        base: str | None = None,
-    ) -> "Seat":
-        """Read a ticket from its file, and all that `of` checks."""
-        return Seat.of(Ticket.read(ticket), data, policy, home, base)
-
-    @staticmethod
-    def of(
         ticket: Ticket,
         data: Sequence[Path],
         policy: Path | None = None,
@@ -428,7 +417,7 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
     else:
         policy = None if settings["policy"] is None else Path(settings["policy"])
         data, base = [Path(path) for path in settings["data"]], settings.get("base")
-        seat = Seat.read(Path(settings["ticket"]), data, policy, folder, base)
+        seat = Seat.read(Ticket.read(Path(settings["ticket"])), data, policy, folder, base)
         experiment, name, key = seat.study, seat.ticket.node, seat.key
         study = ledger_for(experiment, seat.algorithm)
         clip = None if experiment.wire is None else experiment.wire.build().clip

@@ -196,7 +196,7 @@ def join(
         tell(line)
     home = home or Path(invitation.node)
     try:
-        seat = Seat.of(invitation, data, rules_of(home, policy), home, base)
+        seat = Seat.read(invitation, data, rules_of(home, policy), home, base)
     except Disagreement:
         if not dry:
             tell(tell_server(invitation, home))

@@ -9,8 +9,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.runs.build import host_of, task_of
-from fedtide.runs.digest import digest_of
+from fedtide.runs.digest import digest_of, digest_to_read
+from fedtide.runs.folder import plan
 from fedtide.runs.preflight import preflight
+from fedtide.runs.runner import Run
 from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}
@@ -112,3 +114,18 @@ def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
 def test_keys_of_representations_are_called_as_they_are_written(options, said):
     with pytest.raises(FedtideError, match=f"^method 'A'.{said}"):
         preflight(study({**A, "algorithm": "fielding", **options}))
+
+
+@pytest.mark.parametrize("kind", ["changes", "init_from", "features"])
+def test_a_file_that_changed_since_is_named_wherever_it_lies(kind, tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        put(kind, tmp_path / folder / "file")
+    one, two = (plan(named(kind, tmp_path / folder), tmp_path / "run")[0] for folder in ("one", "two"))
+    assert digest_to_read(one) is None  # nothing is saved yet
+    next(Run(one.experiment, one.method, one.seed, one.folder).play(lambda: True))
+    assert digest_to_read(one) == digest_to_read(two)
+    put(kind, tmp_path / "two" / "file", seed=1)
+    assert digest_to_read(one)
+    with pytest.raises(FedtideError, match=rf"{tmp_path}/two/file: has changed since {one.folder} was played; restore"):
+        digest_to_read(two)

@@ -29,6 +29,7 @@ from fedtide.site.owner import Owner
 from fedtide.site.seat import RECORD, Seat
 from fedtide.site.site import Site, admit, invite
 from fedtide.site.status import describe_status, describe_sums
+from fedtide.site.tickets import Ticket
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.keys import library
@@ -137,7 +138,9 @@ def test_real_clients_gain_nothing_by_sampling(tmp_path):
 @pytest.mark.parametrize(("delta", "warned"), [(1e-5, False), (0.1, True)])
 def test_a_delta_that_makes_epsilon_say_little_is_warned_of(tmp_path, delta, warned):
     site = private_site(tmp_path, delta=delta)
-    seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
+    seat = Seat.read(
+        Ticket.read(site.root / "tickets" / "oslo.ticket"), [tmp_path / "oslo.csv"], None, tmp_path / "oslo"
+    )
     warning = "warning: delta 0.1 is too large for 3 clients; ask for one well below 1/3"
     assert (warning in list(seat.describe())) == warned
 
@@ -381,7 +384,10 @@ def test_a_node_says_what_its_rules_give_away(tmp_path, policy, line, not_said):
     site = private_site(tmp_path)
     (tmp_path / "policy.toml").write_text(policy)
     seat = Seat.read(
-        site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], tmp_path / "policy.toml", tmp_path / "oslo"
+        Ticket.read(site.root / "tickets" / "oslo.ticket"),
+        [tmp_path / "oslo.csv"],
+        tmp_path / "policy.toml",
+        tmp_path / "oslo",
     )
     lines = list(seat.describe_study())
     assert any(said.startswith(line) for said in lines)
@@ -438,7 +444,10 @@ def test_an_owner_limits_what_scores_tell(tmp_path):
     assert round(last.line["scores"]["val"]["clients"]) == 1
     assert [line.question for line in own(tmp_path, "oslo")] == ["train", "train"]
     seat = Seat.read(
-        site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], tmp_path / "oslo.toml", tmp_path / "oslo"
+        Ticket.read(site.root / "tickets" / "oslo.ticket"),
+        [tmp_path / "oslo.csv"],
+        tmp_path / "oslo.toml",
+        tmp_path / "oslo",
     )
     said = list(seat.describe_study())
     assert any("asks: score: " in line and "in a sum, which gets noise: accuracy" in line for line in said)
@@ -458,7 +467,9 @@ def test_a_private_site_masks_unless_it_says_not_to(tmp_path, secure):
 @pytest.mark.parametrize(("epsilon", "warned"), [(8.0, False), (25.0, True)])
 def test_a_budget_that_promises_little_is_warned_of(tmp_path, epsilon, warned):
     site = private_site(tmp_path, epsilon=epsilon)
-    seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
+    seat = Seat.read(
+        Ticket.read(site.root / "tickets" / "oslo.ticket"), [tmp_path / "oslo.csv"], None, tmp_path / "oslo"
+    )
     for lines in (list(describe_sums(site)), [*seat.describe(), *seat.describe_study()]):
         assert [line for line in lines if "promises little" in line][1:] == []
         assert any("epsilon 25 at delta 1e-05 in " in line for line in lines) == warned
@@ -475,7 +486,9 @@ def test_a_budget_is_said_with_its_delta_and_its_rounds(tmp_path):
     line = list(describe_spent(site, algorithm))[3]
     assert "client 2 of oslo has spent epsilon" in line
     assert "at delta 1e-05 in 1 round, the last in round 0" in line
-    seat = Seat.read(site.root / "tickets" / "oslo.ticket", [tmp_path / "oslo.csv"], None, tmp_path / "oslo")
+    seat = Seat.read(
+        Ticket.read(site.root / "tickets" / "oslo.ticket"), [tmp_path / "oslo.csv"], None, tmp_path / "oslo"
+    )
     at_node = "\n".join(seat.describe_study())
     assert "two answers of a client are at least 2 rounds apart" in at_node
     assert "in 1 round, the last in round 0, by this node's own ledger" in at_node
@@ -490,7 +503,7 @@ def test_a_delta_that_promises_nothing_is_refused(tmp_path):
         invite(site.root, "paris")
     ticket = site.ticket(site.roster.node[0]).model_copy(update={"registered": 4})
     with pytest.raises(FedtideError, match=r"wire.privacy.delta: found 0.3, allowed: below 1/4"):
-        Seat.of(ticket, [tmp_path / "berlin.csv"], None, tmp_path / "berlin")
+        Seat.read(ticket, [tmp_path / "berlin.csv"], None, tmp_path / "berlin")
 
 
 # -- methods that reveal, words, restarts ------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def wanted(place) -> Base:
 
 def seat_of(place: Path, name: str, home: Path, base: str | None = None) -> Seat:
     ticket = place / "site" / "tickets" / f"{name}.ticket"
-    return Seat.read(ticket, [place / FILES[name]], None, home, base or str(place / "model"))
+    return Seat.read(Ticket.read(ticket), [place / FILES[name]], None, home, base or str(place / "model"))
 
 
 def nodes_of(place: Path) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def test_a_base_is_refused_for_an_app_of_flower_and_for_a_study_without_one(plac
     with pytest.raises(
         FedtideError, match="--base: found 'x', allowed: none, because the study has no pretrained base"
     ):
-        Seat.of(plain, [place / "berlin.csv"], base="x")
+        Seat.read(plain, [place / "berlin.csv"], base="x")
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_texts_that_are_cut_are_counted_for_their_owner(place, tmp_path):
     lines = "".join(f"{'sun ' * (k % 2 * 9 + 1)},sky\n" for k in range(20))
     (tmp_path / "long.csv").write_text(f"text,topic\n{lines}")
     ticket = place / "site" / "tickets" / "berlin.ticket"
-    seat = Seat.read(ticket, [tmp_path / "long.csv"], None, tmp_path / "home", str(place / "model"))
+    seat = Seat.read(Ticket.read(ticket), [tmp_path / "long.csv"], None, tmp_path / "home", str(place / "model"))
     assert "rows: 10 of 20 texts are cut to 6 tokens" in list(seat.describe())
 
 

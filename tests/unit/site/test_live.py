@@ -32,6 +32,7 @@ from fedtide.site.seat import Seat
 from fedtide.site.serve import Watch, hold
 from fedtide.site.site import Site
 from fedtide.site.status import OVER, Status
+from fedtide.site.tickets import Ticket
 from helpers.near_sites import nodes_of, played, site_of
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -207,7 +208,7 @@ def test_a_node_tells_of_its_machine_what_its_owner_lets_out_and_writes_it_down(
     assert told["lyon"][-1] == {"log": list(last["lyon"].log)}
     assert not any(told["oslo"])
     ticket, rows = site.root / "tickets" / "lyon.ticket", [tmp_path / "lyon.csv"]
-    said = list(Seat.read(ticket, rows, tmp_path / "lyon.toml", tmp_path / "lyon").describe_study())
+    said = list(Seat.read(Ticket.read(ticket), rows, tmp_path / "lyon.toml", tmp_path / "lyon").describe_study())
     assert "tells the server of this machine: log, with answers" in said
     (tmp_path / "lyon.toml").write_text("tells = [")
     assert nodes["lyon"].tells() == {}

@@ -36,6 +36,7 @@ from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.parity import differences, replay
 from fedtide.site.seat import Seat
 from fedtide.site.site import Site, invite
+from fedtide.site.tickets import Ticket
 from fedtide.wire.ledger import LEDGER
 from fedtide.wire.pipeline import FLOATING
 from helpers.carriers import Lossy
@@ -64,7 +65,9 @@ def play(site: Site, carrier=NearCarrier, stop=lambda: False) -> int:
     """Play what is left of a site with nodes in this process; the number of rounds that are over."""
     place, nodes = site.root.parent, {}
     for name in (node.name for node in site.roster.node):
-        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [place / f"{name}.csv"], home=place / name)
+        seat = Seat.read(
+            Ticket.read(site.root / "tickets" / f"{name}.ticket"), [place / f"{name}.csv"], home=place / name
+        )
         seat.settle()
         nodes[name] = Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)

@@ -24,7 +24,9 @@ def site(tmp_path_factory) -> Site:
 
 
 def seat(site: Site, home: Path, rules: Path | None = None) -> Seat:
-    return Seat.read(site.root / "tickets" / "berlin.ticket", [site.root.parent / "berlin.csv"], rules, home)
+    return Seat.read(
+        Ticket.read(site.root / "tickets" / "berlin.ticket"), [site.root.parent / "berlin.csv"], rules, home
+    )
 
 
 def changed(site: Site, **changes) -> Ticket:

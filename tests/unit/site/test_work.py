@@ -31,6 +31,7 @@ from fedtide.runs.runner import Run
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
 from fedtide.site.machine import Health
 from fedtide.site.seat import Seat, WatchedNode, node_of, predict_at_node
+from fedtide.site.tickets import Ticket
 from fedtide.wire.pipeline import FLOATING
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY
 from helpers.near_sites import nodes_of, played, site_of, words
@@ -50,7 +51,9 @@ def play(place: Path, site: Any) -> Any:
     (place / "policy.toml").write_text("reveals = []\nrows_at_least = 5\n")
     nodes, data = {}, [place / f"{name}.csv" for name in NAMES]
     for name, file in zip(NAMES, data, strict=True):
-        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [file], place / "policy.toml", home=place / name)
+        seat = Seat.read(
+            Ticket.read(site.root / "tickets" / f"{name}.ticket"), [file], place / "policy.toml", home=place / name
+        )
         seat.settle()
         (seat.home / "run").mkdir()
         (seat.home / "run" / "worker.json").write_text(json.dumps(seat.settings))
@@ -143,7 +146,7 @@ def test_predictions_that_cannot_be_made_are_named(place, tmp_path, capsys):
 
 def test_a_node_with_several_clients_asks_for_one(tmp_path):
     site, data = site_of(tmp_path, "berlin:2,lyon"), [tmp_path / "berlin.csv", tmp_path / "oslo.csv"]
-    seat = Seat.read(site.root / "tickets" / "berlin.ticket", data, home=tmp_path / "berlin")
+    seat = Seat.read(Ticket.read(site.root / "tickets" / "berlin.ticket"), data, home=tmp_path / "berlin")
     seat.settle()
     (seat.home / "run").mkdir()
     (seat.home / "run" / "worker.json").write_text(json.dumps(seat.settings))
