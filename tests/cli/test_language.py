@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 
 from fedtide.config import read
 from fedtide.models import LoRA, Transformer
+from fedtide.runs.export import token_rows
 from fedtide.runs.folder import create, load, plan
+from fedtide.runs.language import Speaker
 from fedtide.runs.runner import Run
 from fedtide.runs.trained import Trained
 from helpers.language import llama, save
@@ -114,8 +116,8 @@ def played(folder: Path, label: str) -> Path:
     return folder / "run"
 
 
-def plainly(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
-    """Probabilities (rows, classes) of an exported folder, by the libraries alone."""
+def features(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
+    """Mean features (rows, width) of texts by an exported folder, by the libraries alone."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     base = transformers.AutoModel.from_pretrained(model, local_files_only=True)
     network = peft.PeftModel.from_pretrained(base, adapters).eval()
@@ -123,9 +125,13 @@ def plainly(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
     with torch.no_grad():
         hidden = network(input_ids=x["input_ids"], attention_mask=x["attention_mask"]).last_hidden_state
     counted = x["attention_mask"][..., None]
+    return (hidden * counted).sum(1) / counted.sum(1)
+
+
+def plainly(model: Path, adapters: Path, texts: list[str]) -> torch.Tensor:
+    """Probabilities (rows, classes) of an exported folder, by the libraries alone."""
     head = load_file(adapters / "head.safetensors")
-    logits = (hidden * counted).sum(1) / counted.sum(1) @ head["head.weight"].T + head["head.bias"]
-    return logits.softmax(-1)
+    return (features(model, adapters, texts) @ head["head.weight"].T + head["head.bias"]).softmax(-1)
 
 
 @pytest.mark.parametrize("choice", [("--method", "A"), ("--method", "T", "--cluster", "1")])
@@ -152,6 +158,36 @@ def test_predictions_are_those_of_plain_peft_with_the_exported_folder(run, root,
     assert Path("new.out").read_text() == Path("csv.out").read_text()
     trained = load_file("adapters/adapter_model.safetensors")
     assert all(value.any() for name, value in trained.items() if "lora_B" in name)  # which begin at 0
+
+
+@pytest.mark.parametrize("choice", [("--method", "A"), ("--method", "T", "--cluster", "1")])
+def test_embeddings_are_those_of_plain_peft(run, root, choice):
+    Path("new.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS))
+    assert done("export", run, "--format", "peft", *choice, "--out", "adapters") == 0
+    assert done("predict", run, "new.csv", *choice, "--embeddings", "--out", "out.csv") == 0
+    told = embeddings_in(Path("out.csv"))
+    torch.testing.assert_close(told, features(root / "model", Path("adapters"), TEXTS), rtol=1e-4, atol=1e-5)
+
+
+def embeddings_in(file: Path) -> torch.Tensor:
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == [f"embedding {k}" for k in range(len(rows[0]))]
+    return torch.tensor([[*map(float, row.values())] for row in rows])
+
+
+def test_embeddings_of_next_tokens_are_those_of_single_texts_by_the_branch_of_each(next_run):
+    Path("new.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS[:3]))
+    assert done("predict", next_run, "new.csv", "--method", "T", "--embeddings", "--out", "out.csv") == 0
+    told, trained = embeddings_in(Path("out.csv")), Trained.read(next_run, "T")
+    branches = trained.predict(token_rows(trained, Path("new.csv"))).weights.argmax(1)
+    tokenizer = Speaker(trained).tokenizer
+    for text, row, branch in zip(TEXTS, told, branches.tolist(), strict=False):
+        network = trained.model(cluster=branch)
+        x = torch.tensor([tokenizer(text)["input_ids"][:6]])
+        with torch.no_grad():
+            hidden = network.base.base_model(input_ids=x).last_hidden_state[0]
+        torch.testing.assert_close(row, hidden.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_folder_says_what_it_is(run, capsys):
@@ -443,6 +479,7 @@ def test_measures_of_a_run_are_of_the_answers_alone(pair_run, root):
         (["empty.jsonl", "--choices", "two"], "empty.jsonl: line 1: two: found 7, allowed: a text, or a list of texts"),
         (["other.csv", "--tokens", 2], "other.csv: no column 'text'"),
         (["none", "--tokens", 2], "none: files of texts: found 0"),
+        (["new.csv", "--embeddings", "--tokens", 2], "--tokens: found 2, allowed: none, because --embeddings asks"),
         (["nowhere", "--tokens", 2], "nowhere: no such file"),
     ],
 )

@@ -133,6 +133,10 @@ class Tokens(nn.Module):
         """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != self.about.padding
 
+    def features(self, tokens: Tensor) -> Tensor:
+        """Return the mean (rows, width) of the features of the tokens that are not padding."""
+        return mean_over_steps(self.run(tokens).last_hidden_state, self.counted(tokens))
+
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings (rows, steps, width) that the base has for tokens: features that all branches share."""
         base: Any = self.base
@@ -147,6 +151,12 @@ class NextToken(Tokens):
         """Map tokens (rows, steps) to logits (rows, steps, tokens); no step sees the padding behind it."""
         return self.run(tokens).logits
 
+    def features(self, tokens: Tensor) -> Tensor:
+        """Return the mean (rows, width) of the features of the tokens that are not padding."""
+        base: Any = self.base
+        outputs = base.base_model(input_ids=tokens, **self.options(tokens))
+        return mean_over_steps(outputs.last_hidden_state, self.counted(tokens))
+
 
 class Pooled(Tokens):
     """The mean of the features of the tokens that are not padding, and a linear head on it."""
@@ -157,7 +167,7 @@ class Pooled(Tokens):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, classes), or to features (rows, width) without a head."""
-        return self.head(mean_over_steps(self.run(tokens).last_hidden_state, self.counted(tokens)))
+        return self.head(self.features(tokens))
 
 
 # -- the base of a model -------------------------------------------------------------------------------------------

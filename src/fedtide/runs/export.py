@@ -43,7 +43,7 @@ from fedtide.learn.task import Task
 from fedtide.models.adapters import save_adapters
 from fedtide.models.transformer import save_merged
 from fedtide.runs.job import Asked
-from fedtide.runs.language import Speaker, predicts_tokens
+from fedtide.runs.language import Speaker, embed, predicts_tokens
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
 TABLES = "CSV, Parquet or NPZ"
@@ -64,7 +64,7 @@ def predict_file(
     """Predict the rows of a CSV, Parquet or NPZ file, and write their classes and probabilities as CSV.
 
     Of other targets the outputs are written: a number in the units of the data, quantiles, or labels. A run of texts
-    reads texts from CSV, Parquet or JSON lines; one of next tokens continues them, or chooses among answers. A run of
+    reads texts from CSV, Parquet or JSON lines. One of next tokens continues them, or chooses among answers. A run of
     series forecasts the times of a file of series, and the times after its end.
 
     Args:
@@ -73,7 +73,7 @@ def predict_file(
         out: the file that is written; it must not exist.
         client: as this client; None for a new one.
         cluster: with this network of the server's state alone.
-        asked: what is asked of a run of next tokens.
+        asked: what is asked of a run of texts.
 
     Returns:
         The number of rows, and lines for people.
@@ -82,6 +82,13 @@ def predict_file(
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
+    if asked.embeddings:
+        asked.check()
+        if not isinstance(trained.run.experiment.data.source, Texts):
+            raise refused("--embeddings", True, "none, because the run does not learn from texts")
+        x = token_rows(trained, path)
+        write_text(out, table_of(embed(trained, x, client, cluster)))
+        return len(x), ()
     if predicts_tokens(trained):
         answer = Speaker(trained, client, cluster).say(checked_texts(path), asked)
         write_text(out, table_of(answer.numbers, answer.texts))
@@ -131,12 +138,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     source: Any = data.source
     directory = Path(data.directory) if data.directory else None
     if isinstance(source, Texts):
-        x, cut = source.texts_of(checked_texts(path), directory)
-        if not len(x):
-            raise refused(f"{path}: texts", 0, "1 or more")
-        if cut:
-            print(f"fedtide: {path}: {cut} of {len(x)} rows are cut to {source.context} tokens", file=sys.stderr)
-        return prepared(x, torch.int64, data.transforms)
+        return token_rows(trained, path)
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
         settings = (source.feature_names(directory), source.spelling_in(directory)) if isinstance(source, CSV) else ()
         return as_seen(trained, read_features(path, tuple(rows.shape), *settings))
@@ -147,6 +149,18 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
     x = source.encoded(path, directory, fitted_rows)
     return prepared(x, torch.float32, data.transforms)
+
+
+def token_rows(trained: Trained, path: Path) -> Tensor:
+    """Read texts as tokens (rows, steps), as the model of a run of texts sees them."""
+    data = trained.run.experiment.data
+    source: Any = data.source
+    x, cut = source.texts_of(checked_texts(path), Path(data.directory) if data.directory else None)
+    if not len(x):
+        raise refused(f"{path}: texts", 0, "1 or more")
+    if cut:
+        print(f"fedtide: {path}: {cut} of {len(x)} rows are cut to {source.context} tokens", file=sys.stderr)
+    return prepared(x, torch.int64, data.transforms)
 
 
 def checked_texts(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -112,9 +112,10 @@ class RunRequest(StudyRequest):
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Asked:
-    """Questions to a model of next tokens.
+    """Questions to a model of texts.
 
     Args:
+        embeddings: for texts: instead write the mean of the features of each text's tokens, without the head.
         tokens: for next tokens: continue each text by so many tokens, or up to the mark of an end; by default 40. The
             most likely token is taken each time.
         choices: for next tokens: instead choose among answers; columns of texts, divided by commas, or of lists of
@@ -122,12 +123,15 @@ class Asked:
         right: column of the number of the right answer, from 0, to print the accuracy.
     """
 
+    embeddings: Annotated[bool, Parameter(negative="")] = False
     tokens: int | None = None
     choices: str | None = None
     right: str | None = None
 
     def check(self) -> None:
         """Raise for questions that do not go together."""
+        if self.embeddings:
+            replace(self, embeddings=False).check_unasked("--embeddings asks for the features of the texts alone")
         if self.choices is None and self.right is not None:
             raise refused("--right", self.right, "a column beside --choices")
         if self.choices is not None and self.tokens is not None:
@@ -138,7 +142,7 @@ class Asked:
     def check_unasked(self, why: str) -> None:
         """Raise if anything is asked of a model of another kind."""
         for name, value in vars(self).items():
-            if value is not None:
+            if value not in (None, False):
                 raise refused(f"--{name}", value, f"none, because {why}")
 
 

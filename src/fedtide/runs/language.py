@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +131,43 @@ class Speaker:
     def _networks(self, prompts: list[list[int]]) -> Iterator[nn.Module]:
         """Yield the network that predicts each prompt, as a row of the run's own."""
         steps = self.source.context
-        rows = padded([prompt[-steps:] for prompt in prompts], steps, padding_of(self.tokenizer))
-        for rows_at in parts(len(prompts), 4 * steps):
-            before: Any = None
-            for networks in self.trained.parts_of_rows(torch.from_numpy(rows[rows_at]), self.client, self.cluster):
-                if networks is not before:
-                    module, before = module_of(self.trained.task, networks), networks
-                    for part in module.modules():
-                        if isinstance(part, Tokens):
-                            part.lower = None  # no row of theirs comes again
-                yield module
+        rows = torch.from_numpy(padded([prompt[-steps:] for prompt in prompts], steps, padding_of(self.tokenizer)))
+        return networks_of(self.trained, rows, self.client, self.cluster)
+
+
+def networks_of(trained: Trained, rows: Tensor, client: int | None, cluster: int | None) -> Iterator[nn.Module]:
+    """Yield the network that predicts each row of tokens (rows, steps); it is the same object as long as it can be."""
+    before: Any = None
+    for rows_at in parts(len(rows), 4 * rows.shape[1]):
+        for networks in trained.parts_of_rows(rows[rows_at], client, cluster):
+            if networks is not before:
+                module, before = module_of(trained.task, networks), networks
+                for part in module.modules():
+                    if isinstance(part, Tokens):
+                        part.lower = None  # no row of theirs comes again
+            yield module
+
+
+@torch.no_grad()
+def embed(trained: Trained, rows: Tensor, client: int | None, cluster: int | None) -> dict[str, Tensor]:
+    """Return the mean of the features of each row's tokens, by the network that predicts it: columns by name.
+
+    Args:
+        trained: a run of texts.
+        rows: tokens (rows, steps), as the model sees them.
+        client: as this client; None for a new one.
+        cluster: with this network of the server's state alone.
+
+    Raises:
+        FedtideError: the networks are no pretrained transformers, or several predict together.
+    """
+    found = []
+    networks = networks_of(trained, rows, client, cluster)
+    for network, group in groupby(zip(networks, rows, strict=True), key=lambda pair: pair[0]):
+        if not isinstance(network, Tokens):
+            raise refused("--embeddings", type(network).__name__, 'one network of model.kind "transformer"')
+        found.append(network.features(torch.stack([row for _, row in group])))
+    return {f"embedding {k}": column for k, column in enumerate(torch.cat(found).T)}
 
 
 def cut_beginnings(path: Path, prompts: list[list[int]], rooms: Sequence[int]) -> list[list[int]]:
