@@ -180,7 +180,7 @@ def test_embeddings_of_next_tokens_are_those_of_single_texts_by_the_branch_of_ea
     Path("new.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS[:3]))
     assert done("predict", next_run, "new.csv", "--method", "T", "--embeddings", "--out", "out.csv") == 0
     told, trained = embeddings_in(Path("out.csv")), Trained.read(next_run, "T")
-    branches = trained.predict(token_rows(trained, Path("new.csv"))).weights.argmax(1)
+    branches = trained.predict(token_rows(trained, Path("new.csv"))).choice
     tokenizer = Speaker(trained).tokenizer
     for text, row, branch in zip(TEXTS, told, branches.tolist(), strict=False):
         network = trained.model(cluster=branch)

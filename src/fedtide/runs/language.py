@@ -161,13 +161,13 @@ def embed(trained: Trained, rows: Tensor, client: int | None, cluster: int | Non
     Raises:
         FedtideError: the networks are no pretrained transformers, or several predict together.
     """
-    found = []
+    features = []
     networks = networks_of(trained, rows, client, cluster)
     for network, group in groupby(zip(networks, rows, strict=True), key=lambda pair: pair[0]):
         if not isinstance(network, Tokens):
             raise refused("--embeddings", type(network).__name__, 'one network of model.kind "transformer"')
-        found.append(network.features(torch.stack([row for _, row in group])))
-    return {f"embedding {k}": column for k, column in enumerate(torch.cat(found).T)}
+        features.append(network.features(torch.stack([row for _, row in group])))
+    return {f"embedding {k}": column for k, column in enumerate(torch.cat(features).T)}
 
 
 def cut_beginnings(path: Path, prompts: list[list[int]], rooms: Sequence[int]) -> list[list[int]]:
