@@ -10,7 +10,7 @@ output of a module is converted back to float32, and so losses, decisions and pr
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any
@@ -136,8 +136,8 @@ def warn_of_bfloat(device: str) -> None:
         print("fedtide: precision: 'bf16' is slow here, because the processor has no bfloat16", file=sys.stderr)
 
 
-def run_in_bfloat(module: nn.Module, x: Tensor) -> Any:
-    """Run a module on `x` in bfloat16, and return its output as float32.
+def run_in_bfloat(module: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Run a module, or one of its methods, on `x` in bfloat16, and return its output as float32.
 
     >>> run_in_bfloat(nn.Linear(2, 1), torch.ones(3, 2)).dtype
     torch.float32

@@ -20,7 +20,7 @@ from fedtide.learn.fast.stacks import LayerStack, stack_copies
 from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.module_check import check_fresh, check_ids, check_module
 from fedtide.learn.target import CLASSES, Target
-from fedtide.models.branched import Feature, branch_of, branched, in_branch, in_layer
+from fedtide.models.branched import Branched, Feature, branch_of, branched, in_branch, in_layer
 
 ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
@@ -150,11 +150,17 @@ class Task:
         """Move tensors, also in tuples, to the task's device."""
         return to_device(value, self.device)
 
-    def run(self, module: nn.Module, x: Tensor) -> Any:
-        """Run the task's module on prepared `inputs`, on its device: the only place where it is called."""
-        x = self.to_device(x)
+    def run(self, module: nn.Module, x: Tensor, *, features: bool = False) -> Any:
+        """Run the task's module on prepared `inputs`, on its device: the only place where it is called.
+
+        Args:
+            module: the module.
+            x: samples (rows, ...).
+            features: return only the features (rows, d) that a branched module has.
+        """
+        x, call = self.to_device(x), module.features if isinstance(module, Branched) and features else module
         try:
-            return run_in_bfloat(module, x) if self.bfloat else module(x)
+            return run_in_bfloat(call, x) if self.bfloat else call(x)
         except (IndexError, RuntimeError) as error:
             check_ids(module, x, error)
             raise
@@ -167,13 +173,13 @@ class Task:
         return map(to_cpu, self._evaluated(weights, x))
 
     @torch.no_grad()
-    def _evaluated(self, weights: Weights, x: Tensor) -> Iterator[Any]:
-        """Yield outputs on the device."""
+    def _evaluated(self, weights: Weights, x: Tensor, *, features: bool = False) -> Iterator[Any]:
+        """Yield outputs on the device, or the features alone of a branched task."""
         module = self.scratch.load(weights, train=False)
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
         # Without samples there is one pass too, as the shapes of the outputs are needed.
         for rows in parts(max(len(x), 1), steps):
-            yield self.run(module, self.inputs(x[rows]))
+            yield self.run(module, self.inputs(x[rows]), features=features)
 
     def features(self, weights: Weights, x: Tensor) -> Tensor:
         """Return the features (rows, d) of samples by a branched task, in evaluation mode."""
@@ -184,7 +190,7 @@ class Task:
                 features = passes.features(x)
             if features is not None:
                 return features
-        return torch.cat([features for _, features in self.outputs(weights, x)])
+        return torch.cat([to_cpu(features) for features in self._evaluated(weights, x, features=True)])
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""

@@ -170,11 +170,14 @@ class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, d) to (K * rows, ...)."""
         outputs = [layer(x) for layer in self.copies]
-        if self.feature == "branches":
-            self.features = torch.cat(outputs, dim=-1)
-        else:  # the id of a token is no quantity, so a model of tokens says what stands for them
-            self.features = getattr(self.copies[0], "embedded", nn.Identity())(x)
+        self.features = torch.cat(outputs, dim=-1) if self.feature == "branches" else self.shared(x)
         return torch.cat(outputs)
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Return the features that all copies take."""
+        # The id of a token is no quantity, so a model of tokens says what stands for them.
+        features: Tensor = getattr(self.copies[0], "embedded", nn.Identity())(x)
+        return features
 
 
 class Branched(nn.Module):
@@ -192,10 +195,19 @@ class Branched(nn.Module):
         features, branches.features = branches.features, None
         if features is None:
             raise RuntimeError("the repeated layer was not reached")
+        return logits.unflatten(0, (len(branches.copies), -1)), self._mean(features, x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features (rows, d) alone; if the whole model is repeated and they are shared, no layer is run."""
+        (branches,) = self._branches
+        if branches is self.model and branches.feature == "shared":
+            return self._mean(branches.shared(x), x)
+        return self(x)[1]
+
+    def _mean(self, features: Tensor, x: Tensor) -> Tensor:
+        """Return the features of a row, if there are some at each of its steps."""
         counted = getattr(self.model, "counted", None)
-        if counted is not None and features.dim() == 3:
-            features = mean_over_steps(features, counted(x))
-        return logits.unflatten(0, (len(branches.copies), -1)), features
+        return features if counted is None or features.dim() < 3 else mean_over_steps(features, counted(x))
 
 
 def mean_over_steps(features: Tensor, counted: Tensor) -> Tensor:

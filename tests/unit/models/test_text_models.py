@@ -89,6 +89,7 @@ def test_branches_of_a_sequence_model(count, feature):
     logits, features = made(TOKENS)
     assert logits.shape == (count, 3, STEPS, WORDS)
     assert features.shape == (3, 5 if feature == "shared" else count * 3)
+    assert torch.equal(made.features(TOKENS), features)
 
 
 def test_features_are_the_mean_output_of_the_lstm_over_the_words_of_a_row():
