@@ -28,7 +28,7 @@ from textwrap import dedent
 from typing import Any, is_typeddict
 
 from kept import planted, recipes
-from keys import PLACES, configuration, explained, row
+from keys import Places, configuration, explained, row
 from papers import papers
 
 import fedtide
@@ -253,7 +253,7 @@ def navigation() -> str:
     return "\n".join(f"      - {title(name)}: algorithms/{name}.md" for name in REGISTRY)
 
 
-def algorithm_page(name: str) -> str:
+def algorithm_page(name: str, places: Places) -> str:
     """The page of one algorithm."""
     entry = REGISTRY[name]
     module, function = module_of(entry), docstring(entry.make.__doc__)
@@ -272,7 +272,7 @@ def algorithm_page(name: str) -> str:
         f"The file is shared with {links}." if shared else "",
         sections(module.__doc__),
         "## Options",
-        option_table(name),
+        option_table(name, places),
         "## Safe form" if entry.safe else "",
         f'`safe = true` stands for {safe_form(name)}. Reports then call it "{title(name)} (safe)".'
         if entry.safe
@@ -310,12 +310,12 @@ def sections(text: str | None) -> str:
     return re.sub(r"^When to use it: (\w)", lambda match: heading + match[1].upper(), text, flags=re.M).strip()
 
 
-def option_table(name: str) -> str:
+def option_table(name: str, places: Places) -> str:
     """The options of an algorithm."""
     make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
         meaning = explained(make, docstring(make.__doc__), key, kind)
-        rows.append(row(key, kind, default, meaning, key, page="../configuration.md"))
+        rows.append(row(places, key, kind, default, meaning, page="../configuration.md"))
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows])
 
 
@@ -412,15 +412,15 @@ def space_navigation() -> str:
     return "\n".join(f"      - ft.{name}: reference/{name}.md" for name in spaces())
 
 
-def top() -> str:
+def top(places: Places) -> str:
     """The functions at the top of the package, and their results."""
     results = [Result, Finished, FinishedTuning, Recommendation]
     names = [name for name in fedtide.__all__ if name not in spaces()]
     shown = {f"ft.{name}": getattr(fedtide, name) for name in sorted(names, key=str.swapcase)}  # functions first
-    return reference(shown | {kind.__name__: kind for kind in (*results, Trained, Findings, Finding)})
+    return reference(shown | {kind.__name__: kind for kind in (*results, Trained, Findings, Finding)}, places)
 
 
-def space_page(name: str) -> str:
+def space_page(name: str, places: Places) -> str:
     """The page of a namespace: what it is for, and every class and function in it."""
     space, more = spaces()[name], ""
     example = "\n\n".join(block for block in blocks(space) if block.startswith(">>>"))
@@ -435,7 +435,7 @@ def space_page(name: str) -> str:
             one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__
         }
         things |= {one: thing for one, thing in local_types.items() if one not in space.__all__}
-    entries = reference({one: thing for one, thing in things.items() if documentable(thing)})
+    entries = reference({one: thing for one, thing in things.items() if documentable(thing)}, places)
     parts = [MARK, f"# ft.{name}", docstring(space.__doc__).prose, example and fenced("pycon", example), more, entries]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -452,20 +452,20 @@ def aliases(module: types.ModuleType) -> str:
     return "\n".join(["| name in signatures | meaning |", "| --- | --- |", *rows])
 
 
-def reference(things: Mapping[str, Any]) -> str:
+def reference(things: Mapping[str, Any], places: Places) -> str:
     """Entries of classes and functions, each under its name."""
-    return "\n\n".join(part for name, thing in things.items() for part in described(name, thing) if part)
+    return "\n\n".join(part for name, thing in things.items() for part in described(name, thing, places) if part)
 
 
-def described(name: str, thing: Any) -> Iterator[str]:
+def described(name: str, thing: Any, places: Places) -> Iterator[str]:
     """The entry of a class or a function: signature, docstring, what arguments mean, methods and properties."""
     doc = docstring(thing.__doc__)
     yield f"## `{name}`"
     if not (hasattr(thing, "model_fields") or getattr(thing, "_is_protocol", False) or is_typeddict(thing)):
         yield fenced("python", signature(thing.__name__, thing))
     yield doc.prose
-    if thing in PLACES:
-        yield f"Its fields are [keys of experiment files](../configuration.md#{PLACES[thing]})."
+    if thing in places.anchors:
+        yield f"Its fields are [keys of experiment files](../configuration.md#{places.anchors[thing]})."
     else:
         yield "\n".join(f"- `{argument}`: {meaning}" for argument, meaning in doc.args.items())
     yield from (" ".join(block.split()) for block in blocks(thing) if block.startswith(("Returns:", "Raises:")))
@@ -556,7 +556,6 @@ def documentable(thing: Any) -> bool:
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "configuration": configuration,
     "algorithms": algorithm_table,
     "forms": forms,
     **{
@@ -566,7 +565,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "laws": laws,
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),
-    "top": top,
     "spaces": space_table,
     "packages": packages,
     "recipes": recipes,
@@ -582,7 +580,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "recommend_goal": partial(planted, "recommend"),
     "watch_goal": partial(planted, "watch"),
 }
-"""What a page may ask for. The configuration comes first, as others link to its tables."""
+"""What a page may ask for, besides the configuration and what links to its tables."""
 
 RECIPES = DOCS / "recipes.md"
 """The page of recipes, which is long and made as a whole: it is not kept in git."""
@@ -594,13 +592,14 @@ PART = re.compile(
 
 def pages() -> dict[Path, str]:
     """Every page with generated parts, as it should be."""
-    parts = {name: make() for name, make in GENERATED.items()}
+    text, places = configuration()
+    parts = {"configuration": text, "top": top(places), **{name: make() for name, make in GENERATED.items()}}
     files = [ROOT / "mkdocs.yml", *{*DOCS.glob("*.md")} - {RECIPES}, *DOCS.glob("*/index.md")]
     return (
         {RECIPES: filled((DOCS / "parts" / RECIPES.name).read_text(encoding="utf-8"), parts)}
         | {path: filled(path.read_text(encoding="utf-8"), parts) for path in sorted(files)}
-        | {DOCS / "algorithms" / f"{name}.md": algorithm_page(name) for name in REGISTRY}
-        | {DOCS / "reference" / f"{name}.md": space_page(name) for name in spaces()}
+        | {DOCS / "algorithms" / f"{name}.md": algorithm_page(name, places) for name in REGISTRY}
+        | {DOCS / "reference" / f"{name}.md": space_page(name, places) for name in spaces()}
     )
 
 

@@ -151,11 +151,13 @@ def test_predictions_are_those_of_plain_peft_with_the_exported_folder(run, root,
         told = torch.tensor([[float(row[f"p {name}"]) for name in "ab"] for row in rows])
         torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-5)
         assert [row["class"] for row in rows] == ["ab"[best] for best in expected.argmax(1)]
-    Path("new").mkdir()  # a folder of the same texts
+    Path("new/c").mkdir(parents=True)  # a folder of the same texts
     for number, text in enumerate(TEXTS):
-        Path(f"new/{number}.txt").write_text(text)
+        Path("new", "c" if number else "", f"{number}.txt").write_text(text)
     assert done("predict", run, "new", *choice, "--out", "new.out") == 0
-    assert Path("new.out").read_text() == Path("csv.out").read_text()
+    names = [{"file": str(number), "folder": "c" if number else ""} for number in range(len(TEXTS))]
+    assert written("new.out") == [{**name, **row} for name, row in zip(names, written("csv.out"), strict=True)]
+    assert [*written("new.out")[0]] == ["file", "folder", "class", "p a", "p b"]
     trained = load_file("adapters/adapter_model.safetensors")
     assert all(value.any() for name, value in trained.items() if "lora_B" in name)  # which begin at 0
 
@@ -381,7 +383,9 @@ def test_texts_go_on_as_in_a_naive_loop(next_run, root, choice, capsys):
         assert "4 rows predicted" in said.out
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"][-3:] for text in TEXTS]
         expected = [follows(network, tokenizer, prompt, 3) for prompt in ids]
-        assert [row["continuation"] for row in written(f"{name}.out")] == expected
+        rows = written(f"{name}.out")
+        assert [row["continuation"] for row in rows] == expected
+        assert [row.get("file") for row in rows] == (["0", "1", "2", "3"] if name == "texts" else [None] * 4)
 
 
 def test_branches_are_chosen_by_the_prompts(next_run):

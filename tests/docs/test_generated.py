@@ -29,6 +29,16 @@ def test_pages_are_up_to_date(generate):
     assert not late, "run: python docs/generate.py"
 
 
+def test_pages_do_not_depend_on_the_order_in_which_they_are_made(generate):
+    text, places = generate.configuration()
+    anchors = set(re.findall('<a id="([^"]*)">', text))
+    for name in reversed(generate.REGISTRY):
+        page = generate.algorithm_page(name, places)
+        assert page == (DOCS / "algorithms" / f"{name}.md").read_text("utf-8")
+        assert set(re.findall(r"configuration\.md#([\w-]+)", page)) <= anchors
+    assert generate.configuration() == (text, places)
+
+
 def test_only_generated_parts_are_replaced(generate):
     page = "# Laws\n\n<!-- generated: laws (do not edit) -->\nmine\n<!-- end of generated -->\n\nafter\n"
     text = generate.filled(page, {"laws": "| law |"})

@@ -34,7 +34,7 @@ from fedtide.data.sources.cells import format_times, read_cells
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV, Features
-from fedtide.data.sources.texts import Texts
+from fedtide.data.sources.texts import Texts, names_of_files
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import escape_formula
@@ -91,7 +91,7 @@ def predict_file(
         return len(x), ()
     if predicts_tokens(trained):
         answer = Speaker(trained, client, cluster).say(checked_texts(path), asked)
-        write_text(out, table_of(answer.numbers, answer.texts))
+        write_text(out, table_of(answer.numbers, {**names_of_files(path), **answer.texts}))
         return len(next(iter(answer.texts.values()))), answer.lines
     asked.check_unasked("the run does not predict next tokens of texts")
     data, target = trained.run.experiment.data, trained.host.population.target
@@ -119,7 +119,8 @@ def predict_file(
     x = seen_rows(trained, path)
     outputs = outputs_of(x)
     classes = target == CLASSES
-    write_text(out, table(outputs, names_of_classes(trained)) if classes else table_of(target.columns(outputs)))
+    files = names_of_files(path)
+    write_text(out, table(outputs, names_of_classes(trained), files) if classes else table_of(target.columns(outputs)))
     return len(x), ()
 
 
@@ -268,15 +269,15 @@ def table_of(columns: Mapping[str, Tensor], texts: Mapping[str, Sequence[str]] |
     return text.getvalue()
 
 
-def table(logp: Tensor, names: list[str]) -> str:
-    """Return predictions as CSV: the class of each row, and the probabilities of all.
+def table(logp: Tensor, names: list[str], before: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return predictions as CSV: columns that stand before, the class of each row, and the probabilities of all.
 
     >>> print(table(torch.tensor([[0.25, 0.75]]).log(), ["no", "yes"]), end="")
     class,p no,p yes
     yes,0.25,0.75
     """
     chances = dict(zip([f"p {name}" for name in names], logp.exp().T, strict=True))
-    return table_of(chances, {"class": [names[best] for best in logp.argmax(1).tolist()]})
+    return table_of(chances, {**(before or {}), "class": [names[best] for best in logp.argmax(1).tolist()]})
 
 
 Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]

@@ -28,7 +28,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.rows import Rows
 from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV
-from fedtide.data.sources.texts import Texts
+from fedtide.data.sources.texts import Texts, names_of_files
 from fedtide.data.transforms import shape_after
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
@@ -561,7 +561,7 @@ def predict_at_node(
         spelling = source.spelling if isinstance(source, CSV) else Spelling()
         rows = read_features(path, about.shape, about.columns, spelling)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
-    write_text(out, table(judged.predict(x).told, names_of_classes(judged)))
+    write_text(out, table(judged.predict(x).told, names_of_classes(judged), names_of_files(path)))
     return f"{ticket.node}, client {number}", judged.moment.round, len(x)
 
 

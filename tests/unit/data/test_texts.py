@@ -14,7 +14,7 @@ from pyarrow import parquet
 from fedtide.core.errors import FedtideError
 from fedtide.data import Domains, Rows, Texts, texts
 from fedtide.data.rows import COLUMNS
-from fedtide.data.sources.texts import Questions
+from fedtide.data.sources.texts import Questions, names_of_files, read_folder
 from helpers.language import WORDS, save
 
 pytest.importorskip("transformers")
@@ -203,6 +203,17 @@ def test_files_of_a_client_are_joined_and_those_below_test_are_apart(tmp_path, m
     rows = Texts((str(folder),), tokenizer=str(model), client="folder", context=4).load(None, 0)
     assert rows.x.tolist() == [[SUN, UP, SEP, BYE], [MOON, UP, SEP, PAD], [A, B, SEP, PAD]]
     assert (rows.held_out.tolist(), rows.client.tolist()) == ([False, True, True], [0, 0, 1])
+
+
+def test_texts_of_a_folder_have_the_columns_of_its_names(tmp_path):
+    files = {"x/ann/light/1.txt": "sun", "ann/2.txt": "a", "test/3.TXT": "b", "a.md": ""}
+    folder = folder_of(tmp_path / "texts", files)
+    assert names_of_files(folder) == {
+        "file": ["2", "3", "1"], "folder": ["ann", "", "light"], "above": ["", "", "ann"],
+    }  # fmt: skip
+    assert [record["file"] for _, record in read_folder(folder, "text", ["text"])] == ["2", "3", "1"]
+    assert names_of_files(folder_of(tmp_path / "one", {"1.txt": "sun"})) == {"file": ["1"]}
+    assert names_of_files(folder / "ann" / "2.txt") == {}
 
 
 def test_a_folder_has_the_rows_of_a_table(tmp_path, model):

@@ -118,6 +118,10 @@ def test_a_node_predicts_texts_of_its_own_and_exports_its_adapters(tmp_path, cap
         assert len((tmp_path / f"{node}.out").read_text().splitlines()) == 25
     assert done("predict", site.run, "oslo.csv", "--out", "server.out") == 0
     assert (tmp_path / "server.out").read_bytes() == (tmp_path / "oslo.out").read_bytes()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "a.txt").write_text("sun is up")
+    assert done("predict", tmp_path / "oslo", "new", "--out", "new.out") == 0
+    assert Path("new.out").read_text().startswith("file,class,")
     assert done("export", tmp_path / "oslo", "--format", "peft", "--out", "adapters") == 0
     assert (tmp_path / "adapters" / "adapter_config.json").is_file()
     capsys.readouterr()

@@ -40,6 +40,8 @@ POSTS = ".xml"
 """Ending of the posts of a Stack Exchange dump."""
 PLAIN = ".txt"
 """Ending of the files of a folder that are texts."""
+NAMED = "file", "folder", "above"
+"""Columns of the files of a folder: the name of the file, of its folder, and of the folder above that one."""
 PARTS = "train", "test"
 """Names of the first folders below a folder of texts that divide its files."""
 PART = "split"
@@ -379,18 +381,33 @@ def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tup
     Raises:
         FedtideError: the folder has no file of a text, or a file is not in UTF-8 or lacks a column.
     """
+    for file, names in _files_below(folder):
+        with reading(file, "a text in UTF-8"), opened(file) as content:
+            read = content.read().decode("utf-8-sig")
+        record = {**names, text: read}
+        find_places(file, sorted(record), columns)
+        yield str(file), record
+
+
+def _files_below(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield the files of texts below a folder, in the order of their paths, with the columns of their names."""
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() == PLAIN and file.is_file()]
     if not files:
         raise refused(f"{folder}: files of texts", 0, f"1 or more that end in {PLAIN}, also below its folders")
     for file in files:
         *folders, name = map(_in_full, file.relative_to(folder).parts)
         part = folders.pop(0) if folders and folders[0] in PARTS else PARTS[0]
-        above = dict(zip(("folder", "above"), reversed(folders), strict=False))
-        with reading(file, "a text in UTF-8"), opened(file) as content:
-            read = content.read().decode("utf-8-sig")
-        record = {"file": name[: -len(PLAIN)], PART: part, **above, text: read}
-        find_places(file, sorted(record), columns)
-        yield str(file), record
+        above = dict(zip(NAMED, (name[: -len(PLAIN)], *reversed(folders)), strict=False))
+        yield file, {**above, PART: part}
+
+
+def names_of_files(path: Path) -> dict[str, list[str]]:
+    """Return the columns that name the texts of a folder, in their order; none if the path is a file.
+
+    A text that has no such folder has an empty cell.
+    """
+    names = [names for _, names in _files_below(path)] if path.is_dir() else []
+    return {column: [one.get(column, "") for one in names] for column in NAMED if any(column in one for one in names)}
 
 
 def cut_blocks(texts: Sequence[tuple[int, Sequence[int]]], context: int, end: int | None) -> Iterator[tuple[Any, int]]:
