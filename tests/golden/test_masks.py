@@ -137,8 +137,27 @@ def test_a_sum_is_not_opened_of_which_another_node_knows_all_but_one_client():
             if opens:
                 assert node.show(context, k, list(at), 3).opens
             else:
-                with pytest.raises(FedtideError, match="too few clients of its sum are at other nodes than one"):
+                with pytest.raises(FedtideError, match="clients of its sum are at other nodes than the largest"):
                     node.show(context, k, list(at), 3)
+
+
+def test_a_sum_is_not_opened_of_which_two_other_nodes_know_all_but_one_client():
+    """A study opens sums of five. Nodes b and c help the server, and it says that they have many clients.
+
+    With three clients or more of nodes that do not help, or two where three help, the sum hides each as `fewest` says.
+    """
+    nodes = {k: Masker("run", f"node-{k}") for k in "abcdefg"}
+    cases = {"abbbbcccc": False, "aadddbbbbcccc": True, "adbbbbcccc": False, "adebbbbcccc": True, "abcdefg": True,
+             "aaaabbbb": True, "aaaabbbbc": False}  # fmt: skip
+    for sides, opens in cases.items():
+        at = {k: nodes[side] for k, side in enumerate(sides)}
+        peers, context = {k: node.bundle.public for k, node in at.items()}, Context("run", (3, 0), 0, sides)
+        nodes["a"].masked(context, 0, torch.tensor([7]), peers, Question(0, sides))
+        if opens:
+            assert nodes["a"].show(context, 0, list(at), 5).opens
+        else:
+            with pytest.raises(FedtideError, match="clients of its sum are at other nodes than the largest"):
+                nodes["a"].show(context, 0, list(at), 5)
 
 
 def test_what_was_forgotten_is_not_masked_again():
