@@ -213,9 +213,11 @@ class MaskedSums:
             self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=masking.mask)
             end = min(now() + seconds, end)
             answers = self.mail.received("ask", set(here.clients.tolist()))
-            stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
-            if self._forget_keys(stale):
-                why |= dict.fromkeys(stale, REFUSED + STALE)
+            stale = {client for client, answer in answers.items() if answer.word == REFUSED + STALE}
+            self._unmet |= dict.fromkeys(stale & self._stale, REFUSED + STALE)  # the others go on without these
+            new, self._stale = stale - self._stale, self._stale | stale
+            if self._forget_keys(new):
+                why |= dict.fromkeys(new, REFUSED + STALE)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
             if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
