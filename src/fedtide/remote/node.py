@@ -285,8 +285,11 @@ class Node:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
                 return "it is judged on test and validation rows alone"
-        if self.wire.hides and isinstance(asked, WorkHeader) and asked.reveal:
-            return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
+        if isinstance(asked, WorkHeader):
+            allowed = () if self.wire.hides else self.algorithm.traits.reveals
+            if more := [name for name in asked.reveal if name not in allowed]:
+                study = "its study is private, and shows" if self.wire.hides else "its study shows"
+                return f"{study} nothing of a client by itself, such as '{more[0]}'"
         if self.policy().secure and self.masker is None:
             return "its owner allows masked sums alone, and its study does not mask them"
         if self.masker is None:

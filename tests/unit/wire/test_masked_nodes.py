@@ -714,6 +714,27 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert payload in (b"", codec.to_bytes({}))
 
 
+def test_a_node_shows_nothing_that_its_method_does_not_declare(tmp_path):
+    """A work may know more of a client than the server of its study is shown."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
+    train = node.algorithm.works["train"]
+
+    def work(*given: Any) -> Any:
+        return replace(train(*given), rows={"labels": torch.ones(2)})
+
+    node = replace(node, algorithm=replace(node.algorithm, works={"train": work}))
+    header = json.loads(json.dumps(sent.header)) | {"reveal": ["labels"]}
+    header["mask"] |= {"attempt": "other", "drawn": {}}
+    word = "its study shows nothing of a client by itself, such as 'labels'"
+    assert node.handle(header, sent.payload)[0]["clients"] == {"0": REFUSED + word}
+    traits = replace(node.algorithm.traits, reveals=("labels",))
+    told, shown = replace(node, algorithm=replace(node.algorithm, traits=traits)).handle(header, sent.payload)
+    assert told["clients"] == {"0": "answered"}
+    assert list(codec.decode_message(shown)[0]["rows"]) == ["labels"]
+
+
 def test_a_server_cannot_ask_how_large_the_numbers_of_a_client_are(tmp_path):
     """A sum of very many has little room for each. Client 0 has eight rows, and would say that eight are too many."""
     host, fleet, _ = fleet_of(tmp_path)
