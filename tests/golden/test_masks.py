@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
+from fedtide.wire import masks
 from fedtide.wire.keys import library
-from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, link, seed_of
+from fedtide.wire.masks import PIECE, Bundle, Context, Masker, Question, add_stream, derived, link, seed_of
 from fedtide.wire.unmask import unmasked, unsealed
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
@@ -167,6 +168,25 @@ def test_what_was_forgotten_is_not_masked_again():
         node.masked(Context("run", (number, 0), 0, "a"), 1, torch.tensor([1]), peers)
     with pytest.raises(FedtideError, match="masked once"):
         node.masked(Context("run", (0, 0), 0, "a"), 1, torch.tensor([1]), peers)
+
+
+def test_another_key_makes_other_masks_and_the_lists_stay(monkeypatch):
+    monkeypatch.setattr(masks, "USED", 2)
+    nodes, peers = three()
+    one, x = nodes[1], torch.tensor([7])
+    one.masked(CONTEXT, 1, x, peers, Question(0, "train"))
+    one.show(CONTEXT, 1, [1, 2], 2)
+    one.masked(Context("run", (3, 0), 0, "a.1"), 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.masked(Context("run", (3, 0), 0, "a.2"), 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.check({f"node-{k}": Bundle(public) for k, public in peers.items()} | {one.node: Bundle(peers[1])})
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.show(CONTEXT, 1, [1, 2], 2)
+    peers |= {1: one.bundle.public}
+    one.masked(CONTEXT, 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="for one list"):
+        one.show(CONTEXT, 1, [1, 3], 2)
 
 
 def test_a_node_that_is_started_again_knows_which_lists_it_opened_sums_for(tmp_path):

@@ -81,6 +81,10 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 KEPT = 8
 """Tries whose secrets a node keeps; it forgets the oldest."""
 
+USED = 50_000
+"""Answers that a node masks under one key, and the secrets that it deals: it may do neither twice in a try, so it knows
+of all of them. Then it draws another key."""
+
 SETS = 3
 """Sets of clients among which shares of a client's answer to a question may be dealt: a server tries three times."""
 
@@ -251,18 +255,10 @@ class Masker:
         trusts: Callable[[str, str], str | None] = lambda node, key: None,
         lists: Path | None = None,
     ) -> None:
-        self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
         self.run, self.node, self._trusts, self._identity = run, node, trusts, identity
-        self.bundle = Bundle(spell_key(self._key))
-        if identity is not None:
-            signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
-            self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
-        self._used: set[tuple[Context, int]] = set()
-        self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
-        self._ever_dealt: set[tuple[Context, int]] = set()
-        self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
-        self._lists_of: dict[Hashable, str] = {}
         self._lists = lists
+        self._draw_key()
+        self._lists_of_sets: dict[str, str] = {}
         self._shown: dict[str, str] = {}
         self._sets: dict[str, set[str]] = {}
         self._latest: dict[int, int] = {}
@@ -273,10 +269,30 @@ class Masker:
             if question.startswith(AMONG):
                 self._sets.setdefault(question.removeprefix(AMONG), set()).add(digest)
             elif question.startswith(SET):
-                self._lists_of[question.removeprefix(SET)] = digest
+                self._lists_of_sets[question.removeprefix(SET)] = digest
             else:
                 self._remember(question, digest)
+
+    def _draw_key(self) -> None:
+        """Draw a key, and know nothing of sums that were masked under another one: none of these can be opened."""
+        self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
+        self.bundle = Bundle(spell_key(self._key))
+        if self._identity is not None:
+            signature = sign(self._identity, _signed_bytes(self.run, self.node, self.bundle.public))
+            self.bundle = replace(self.bundle, identity=spell_public(self._identity.public_key()), signature=signature)
+        self._used: set[tuple[Context, int]] = set()
+        self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
+        self._ever_dealt: set[tuple[Context, int]] = set()
+        self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
+        self._lists_of: dict[Context, str] = {}
         self._shared: dict[str, bytes] = {}
+
+    def _use(self, used: set[tuple[Context, int]], context: Context, client: int) -> None:
+        """Note that a client has masked or dealt in a try; raise with another key drawn if there were too many."""
+        if len(used) >= USED:
+            self._draw_key()
+            raise FedtideError(STALE)
+        used.add((context, client))
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
         """Raise unless keys are those of the nodes that are named, this one's among them.
@@ -343,7 +359,8 @@ class Masker:
         peers = {k: public for k, (_, public) in asked.items()}
         entry = self._dealt.get((context, client))
         # Also if it was forgotten: shares of other secrets under the same keys would tell both.
-        if (context, client) in self._used | self._ever_dealt and (entry is None or entry.peers != peers):
+        is_used = (context, client) in self._used or (context, client) in self._ever_dealt
+        if is_used and (entry is None or entry.peers != peers):
             raise FedtideError("secrets of a sum are dealt once in a try")
         if len(holders) > MOST:
             raise refused("nodes to deal shares to", len(holders), f"at most {MOST}")
@@ -352,7 +369,7 @@ class Masker:
             private = key_of_sum(key, context, client)
             public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
-            self._ever_dealt.add((context, client))
+            self._use(self._ever_dealt, context, client)
             among, names = _digest_of(asked), _digest_of({k: name for k, (name, _) in asked.items()})
             dealing = Dealt(
                 public,
@@ -417,7 +434,7 @@ class Masker:
                 self._note_set(self._question(about, client), names)
             links = {j: link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client}
             entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough, dict(keys), dealt, names)
-            self._used.add((context, client))
+            self._use(self._used, context, client)
             self._open[context, client] = entry
             _forget_oldest(self._open)
         for number, part in enumerate(parts):
@@ -526,11 +543,11 @@ class Masker:
 
     def _note_list(self, key: str, digest: str) -> None:
         """Note the list that a question is opened for in a set of clients; raise if it is another than before."""
-        if self._lists_of.get(key, digest) != digest:
+        if self._lists_of_sets.get(key, digest) != digest:
             raise FedtideError(ONE_LIST)
-        if self._lists is not None and key not in self._lists_of:
+        if self._lists is not None and key not in self._lists_of_sets:
             append(self._lists, f"{SET}{key} {digest}")
-        self._lists_of[key] = digest
+        self._lists_of_sets[key] = digest
 
     def _question(self, about: Question, client: int) -> str:
         return _plain(self.run, client, about.round, about.asked).decode()

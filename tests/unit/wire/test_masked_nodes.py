@@ -275,6 +275,24 @@ def test_a_node_that_was_started_again_before_shares_are_dealt_takes_part(tmp_pa
     assert trained == dict.fromkeys(range(6), 2)
 
 
+def test_a_node_that_has_masked_much_draws_another_key_and_forgets(tmp_path, monkeypatch):
+    """A server could fill its memory with tries, which a node may never mask again under one key."""
+    monkeypatch.setattr(masks, "USED", 3)
+    host, fleet, trained = fleet_of(tmp_path)
+    masker = fleet.carrier.nodes["node-0"].masker
+    first = masker.bundle
+    for number in range(5):
+        fleet.begin(replace(fleet.moment, round=number))
+        assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+        known = (masker._used, masker._ever_dealt, masker._lists_of)
+        assert all(len(kept) <= 3 for kept in known[:2])
+    assert masker.bundle != first
+    assert trained == dict.fromkeys(range(6), 5)
+    sent = question(fleet, "unmask")  # of the first key
+    told, _ = fleet.carrier.nodes["node-0"].handle(json.loads(json.dumps(sent.header)), sent.payload)
+    assert told["clients"]["0"] == REFUSED + masks.STALE
+
+
 @pytest.mark.parametrize("forged", [False, True])
 def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypatch):
     """A node whose key is not is left out; else all others would refuse to mask with it."""
