@@ -478,11 +478,10 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
     try:
         bundles = {name: key.bundle() for name, key in mask.keys.items()}
         masker.check(bundles)
-        for client in asked.clients if mask.drawn else ():
-            if (drawn := _drawn(asked, client)) is not None:
-                peers = mask.peers[_slot(asked, client)]
-                nodes = {int(peer): (node, bundles[node]) for peer, node in peers.items()}
-                masker.check_drawn(_context(asked, client), drawn, nodes)
+        by_slot = {_slot(asked, client): client for client in asked.clients if str(client) in mask.drawn}
+        for slot, client in by_slot.items():  # all clients of a slot are asked with the same keys
+            nodes = {int(peer): (node, bundles[node]) for peer, node in mask.peers[slot].items()}
+            masker.check_drawn(_context(asked, client), _drawn(asked, client) or {}, nodes)
     except FedtideError as error:
         return str(error)
     return None

@@ -317,6 +317,15 @@ def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypa
     assert told["clients"]["0"] == "refused: node 'node-1': its key for a sum is not signed by its registered key"
 
 
+def test_a_node_with_many_clients_checks_the_keys_of_a_sum_once(tmp_path, monkeypatch):
+    """Each takes about a millisecond, and 60 clients of 300 would have 18,000 to check."""
+    host, fleet, _ = fleet_of(tmp_path, nodes=4)
+    checked = list[Any]()
+    monkeypatch.setattr(Masker, "check_drawn", lambda self, context, drawn, nodes: checked.append(sorted(drawn)))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(8))
+    assert checked == [list(range(8))] * 4
+
+
 def test_a_node_that_deals_for_other_nodes_than_are_asked_is_left_out(tmp_path, monkeypatch):
     host, fleet, _ = fleet_of(tmp_path)
     masker = fleet.carrier.nodes["node-2"].masker
