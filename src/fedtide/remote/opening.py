@@ -40,6 +40,9 @@ from fedtide.wire.vector import BITS
 Closed = Mapping[int, tuple[int, int]]
 """By unit that stays closed, how many clients have something in it, and how many it needs."""
 
+CLIENTS = 2000
+"""Clients of a question whose keys for its sums, with signatures, fit into a header; of more no shares are dealt."""
+
 TRIES = SETS
 """How often a sum is masked anew if clients vanish before it is opened: nodes deal shares no more often."""
 
@@ -297,7 +300,7 @@ class MaskedSums:
         holders = {slot: names for slot, names in nodes.items()
                    if slot not in bare and needed(len(names), fewest) < len(names) <= MOST}  # fmt: skip
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
-        if not slot_of:
+        if not 0 < len(slot_of) <= CLIENTS:
             return ask, Masking(mask)
         shamir()
         self._ask_until(now + (until - now) / 4, _only(ask, set(slot_of)), {}, "deal", mask=mask)

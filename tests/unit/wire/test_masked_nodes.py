@@ -21,8 +21,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
+from fedtide.remote import opening
 from fedtide.remote.asks import LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.messages import (
+    HEADER,
     KeyHeader,
     Response,
     dealt_tree,
@@ -324,6 +326,23 @@ def test_a_node_with_many_clients_checks_the_keys_of_a_sum_once(tmp_path, monkey
     monkeypatch.setattr(Masker, "check_drawn", lambda self, context, drawn, nodes: checked.append(sorted(drawn)))
     assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(8))
     assert checked == [list(range(8))] * 4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ifca"])
+def test_the_keys_of_very_many_clients_would_fit_no_header_so_none_are_dealt(tmp_path, method, monkeypatch):
+    """The sum is opened all the same, by all of them."""
+    key = {"public": "0" * 64, "signature": "0" * 208}
+    names = {"keys": {f"{'n' * 60}{k}": {**key, "identity": "k" * 200} for k in range(100)}}
+    most = names | {"drawn": {str(10**9 + k): key for k in range(opening.CLIENTS)}}
+    peers = {"0": {str(10**9 + k): "n" * 20 for k in range(opening.CLIENTS)}}
+    assert len(json.dumps(most | {"peers": peers})) < HEADER - ROOM
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
+    for clients, deals in ((6, True), (5, False)):
+        monkeypatch.setattr(opening, "CLIENTS", clients)
+        host, fleet, _ = fleet_of(tmp_path / str(clients), study=study)
+        payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+        assert fleet.ask("train", torch.arange(6), payload).clients.tolist() == list(range(6))
+        assert ("deal" in {each.header["kind"] for each in fleet.carrier.asked}) == deals
 
 
 def test_a_node_that_deals_for_other_nodes_than_are_asked_is_left_out(tmp_path, monkeypatch):
