@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
+from fedtide.wire import masks
 from fedtide.wire.keys import library
-from fedtide.wire.masks import PIECE, Context, Masker, Question, add_stream, derived, link, seed_of
+from fedtide.wire.masks import PIECE, Bundle, Context, Masker, Question, add_stream, derived, link, seed_of
 from fedtide.wire.unmask import unmasked, unsealed
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
@@ -137,8 +138,27 @@ def test_a_sum_is_not_opened_of_which_another_node_knows_all_but_one_client():
             if opens:
                 assert node.show(context, k, list(at), 3).opens
             else:
-                with pytest.raises(FedtideError, match="too few clients of its sum are at other nodes than one"):
+                with pytest.raises(FedtideError, match="clients of its sum are at other nodes than the largest"):
                     node.show(context, k, list(at), 3)
+
+
+def test_a_sum_is_not_opened_of_which_two_other_nodes_know_all_but_one_client():
+    """A study opens sums of five. Nodes b and c help the server, and it says that they have many clients.
+
+    With three clients or more of nodes that do not help, or two where three help, the sum hides each as `fewest` says.
+    """
+    nodes = {k: Masker("run", f"node-{k}") for k in "abcdefg"}
+    cases = {"abbbbcccc": False, "aadddbbbbcccc": True, "adbbbbcccc": False, "adebbbbcccc": True, "abcdefg": True,
+             "aaaabbbb": True, "aaaabbbbc": False}  # fmt: skip
+    for sides, opens in cases.items():
+        at = {k: nodes[side] for k, side in enumerate(sides)}
+        peers, context = {k: node.bundle.public for k, node in at.items()}, Context("run", (3, 0), 0, sides)
+        nodes["a"].masked(context, 0, torch.tensor([7]), peers, Question(0, sides))
+        if opens:
+            assert nodes["a"].show(context, 0, list(at), 5).opens
+        else:
+            with pytest.raises(FedtideError, match="clients of its sum are at other nodes than the largest"):
+                nodes["a"].show(context, 0, list(at), 5)
 
 
 def test_what_was_forgotten_is_not_masked_again():
@@ -148,6 +168,25 @@ def test_what_was_forgotten_is_not_masked_again():
         node.masked(Context("run", (number, 0), 0, "a"), 1, torch.tensor([1]), peers)
     with pytest.raises(FedtideError, match="masked once"):
         node.masked(Context("run", (0, 0), 0, "a"), 1, torch.tensor([1]), peers)
+
+
+def test_another_key_makes_other_masks_and_the_lists_stay(monkeypatch):
+    monkeypatch.setattr(masks, "USED", 2)
+    nodes, peers = three()
+    one, x = nodes[1], torch.tensor([7])
+    one.masked(CONTEXT, 1, x, peers, Question(0, "train"))
+    one.show(CONTEXT, 1, [1, 2], 2)
+    one.masked(Context("run", (3, 0), 0, "a.1"), 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.masked(Context("run", (3, 0), 0, "a.2"), 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.check({f"node-{k}": Bundle(public) for k, public in peers.items()} | {one.node: Bundle(peers[1])})
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        one.show(CONTEXT, 1, [1, 2], 2)
+    peers |= {1: one.bundle.public}
+    one.masked(CONTEXT, 1, x, peers, Question(0, "train"))
+    with pytest.raises(FedtideError, match="for one list"):
+        one.show(CONTEXT, 1, [1, 3], 2)
 
 
 def test_a_node_that_is_started_again_knows_which_lists_it_opened_sums_for(tmp_path):

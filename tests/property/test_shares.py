@@ -274,6 +274,18 @@ def test_a_client_vanishes_from_one_list_of_a_set():
         vanishes(at, at, [0, 7, 8, 9], "a.2")
 
 
+def test_nodes_of_a_set_that_are_started_again_know_the_list_of_it(tmp_path):
+    """A server that asks nothing for a while, or too much, has their workers started again."""
+    nodes = [Masker("run", f"node-{k}", lists=tmp_path / f"{k}") for k in range(4)]
+    at = {0: nodes[0]} | {k: nodes[1 + k % 3] for k in range(1, 16)}
+    vanishes(at, at, range(4), "a.0")
+    nodes = [Masker("run", f"node-{k}", lists=tmp_path / f"{k}") for k in range(4)]
+    at = {0: nodes[0]} | {k: nodes[1 + k % 3] for k in range(1, 16)}
+    with pytest.raises(FedtideError, match="for one list"):
+        vanishes(at, at, [0, 4, 5, 6], "b.0")
+    vanishes(at, at, range(4), "b.1")  # the same list may be opened again
+
+
 def test_a_set_has_nodes_and_keys_that_all_were_told():
     """Else a helper could call itself otherwise at each try, so that nodes count another set than client 0."""
     made = cohort([0, 1, 2, 3, 4, 5], [[1, 1]] * 6)

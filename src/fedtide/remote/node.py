@@ -285,8 +285,11 @@ class Node:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
                 return "it is judged on test and validation rows alone"
-        if self.wire.hides and isinstance(asked, WorkHeader) and asked.reveal:
-            return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
+        if isinstance(asked, WorkHeader):
+            allowed = () if self.wire.hides else self.algorithm.traits.reveals
+            if more := [name for name in asked.reveal if name not in allowed]:
+                study = "its study is private, and shows" if self.wire.hides else "its study shows"
+                return f"{study} nothing of a client by itself, such as '{more[0]}'"
         if self.policy().secure and self.masker is None:
             return "its owner allows masked sums alone, and its study does not mask them"
         if self.masker is None:
@@ -475,11 +478,10 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
     try:
         bundles = {name: key.bundle() for name, key in mask.keys.items()}
         masker.check(bundles)
-        for client in asked.clients if mask.drawn else ():
-            if (drawn := _drawn(asked, client)) is not None:
-                peers = mask.peers[_slot(asked, client)]
-                nodes = {int(peer): (node, bundles[node]) for peer, node in peers.items()}
-                masker.check_drawn(_context(asked, client), drawn, nodes)
+        by_slot = {_slot(asked, client): client for client in asked.clients if str(client) in mask.drawn}
+        for slot, client in by_slot.items():  # all clients of a slot are asked with the same keys
+            nodes = {int(peer): (node, bundles[node]) for peer, node in mask.peers[slot].items()}
+            masker.check_drawn(_context(asked, client), _drawn(asked, client) or {}, nodes)
     except FedtideError as error:
         return str(error)
     return None

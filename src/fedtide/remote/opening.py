@@ -40,6 +40,9 @@ from fedtide.wire.vector import BITS
 Closed = Mapping[int, tuple[int, int]]
 """By unit that stays closed, how many clients have something in it, and how many it needs."""
 
+CLIENTS = 2000
+"""Clients of a question whose keys for its sums, with signatures, fit into a header; of more no shares are dealt."""
+
 TRIES = SETS
 """How often a sum is masked anew if clients vanish before it is opened: nodes deal shares no more often."""
 
@@ -213,9 +216,11 @@ class MaskedSums:
             self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=masking.mask)
             end = min(now() + seconds, end)
             answers = self.mail.received("ask", set(here.clients.tolist()))
-            stale = [client for client, answer in answers.items() if answer.word == REFUSED + STALE]
-            if self._forget_keys(stale):
-                why |= dict.fromkeys(stale, REFUSED + STALE)
+            stale = {client for client, answer in answers.items() if answer.word == REFUSED + STALE}
+            self._unmet |= dict.fromkeys(stale & self._stale, REFUSED + STALE)  # the others go on without these
+            new, self._stale = stale - self._stale, self._stale | stale
+            if self._forget_keys(new):
+                why |= dict.fromkeys(new, REFUSED + STALE)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
             if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
@@ -295,7 +300,7 @@ class MaskedSums:
         holders = {slot: names for slot, names in nodes.items()
                    if slot not in bare and needed(len(names), fewest) < len(names) <= MOST}  # fmt: skip
         slot_of = {client: slot for slot, ids in by_slot(ask).items() if slot in holders for client in ids}
-        if not slot_of:
+        if not 0 < len(slot_of) <= CLIENTS:
             return ask, Masking(mask)
         shamir()
         self._ask_until(now + (until - now) / 4, _only(ask, set(slot_of)), {}, "deal", mask=mask)

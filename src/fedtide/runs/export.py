@@ -87,7 +87,7 @@ def predict_file(
         if not isinstance(trained.run.experiment.data.source, Texts):
             raise refused("--embeddings", True, "none, because the run does not learn from texts")
         x = token_rows(trained, path)
-        write_text(out, table_of(embed(trained, x, client, cluster)))
+        write_text(out, table_of(embed(trained, x, client, cluster), names_of_files(path)))
         return len(x), ()
     if predicts_tokens(trained):
         answer = Speaker(trained, client, cluster).say(checked_texts(path), asked)

@@ -35,7 +35,9 @@ ATTEMPTS = 3
 SHORTEST, LONGEST, STEADY = 1.0, 15.0, 60.0
 """Seconds until a dead worker is started again, at first and at most; one that lasts longer begins at the first."""
 IDLE, QUICK = 600.0, 10.0
-"""Seconds without a question after which a worker rests; it rests only if it starts within the second number."""
+"""Seconds without a question after which a worker rests; it rests only if it starts within the second number. It
+also waits for twice as long as the last question may take: it is asked to open a sum when the last of the others has
+answered, and has the secrets for that in memory alone."""
 LOG = 20_000_000
 """Maximum number of bytes of the worker's log, before it begins anew and the old one is kept."""
 LOOK = 0.2
@@ -127,6 +129,7 @@ class Worker:
     ) -> None:
         self._command, self._log, self._say, self._files = list(command), log, say, tuple(files)
         self._rests, self._resting, self._used, self._took = rests, False, time.monotonic(), 0.0
+        self._needed = 0.0
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pause, self._next, self._said = SHORTEST, 0.0, ""
@@ -141,7 +144,7 @@ class Worker:
         if self._lock.acquire(blocking=False):
             try:
                 is_quick = not self._resting and self._is_ready() and self._took < QUICK
-                if self._rests and is_quick and time.monotonic() - self._used > IDLE:
+                if self._rests and is_quick and time.monotonic() > max(self._used + IDLE, self._needed):
                     self._end()
                     self._process, self._resting = None, True
                     self._line.close()
@@ -156,7 +159,7 @@ class Worker:
         """
         until = time.monotonic() + seconds
         with self._lock:
-            self._resting = False
+            self._resting, self._needed = False, until + seconds
             for _ in range(ATTEMPTS):
                 self._wait(until)
                 try:

@@ -17,6 +17,7 @@ from fedtide.core.base import Algorithm, Scores, Shard
 from fedtide.core.errors import FedtideError, printable
 from fedtide.core.files import read_toml
 from fedtide.core.trees import size_in_bytes
+from fedtide.draw.prose import counted
 from fedtide.fields.types import checked
 from fedtide.remote.offline import CLIENTS, trial
 from fedtide.remote.policy import COLUMNS, SCORE, Policy, Unreadable
@@ -29,6 +30,8 @@ from fedtide.wire.vector import form_of
 
 LARGEST = 64 * 1024
 """Maximum number of bytes of a policy file."""
+KEYS = 10_000
+"""Maximum number of nodes whose registered keys a node keeps, so that made-up nodes fill no disk."""
 MODELS = 3
 """Models with which a client is judged in a round on the same rows: one, and others if the round is played again."""
 
@@ -171,6 +174,8 @@ class Peers:
             return f"its key is {print_}, and it was another before; ask its owner"
         if any(name != node and other == key for name, other in keys.items()):
             return f"its key {print_} is that of another node, too"
+        if node not in keys and len(keys) >= KEYS:
+            return f"it knows {counted(len(keys), 'other node')}, and shares masks with no more"
         if node not in keys:
             self.log(f"masks are shared with {node} from now on, key {print_}: compare it with its owner")
             write_text(self.file, json.dumps({**keys, node: key}))

@@ -38,7 +38,7 @@ from fedtide.site import certificates
 from fedtide.site.bases import check_base
 from fedtide.site.machine import write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
-from fedtide.wire.masks import hidden
+from fedtide.wire.masks import exposed
 
 TOKENIZING = ("transformers", "tokenizers", "peft", "gguf")
 """Packages that read a base and make tokens of texts."""
@@ -280,14 +280,15 @@ def check_fewest(deploy: Deploy, clients: int, where: str) -> None:
 
 
 def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
-    """Raise if the server and one node together could learn what clients of other nodes answer, in spite of masks."""
+    """Raise if the server and few nodes together could learn what clients of other nodes answer, in spite of masks."""
     wire, holders = study.wire, {client: node.name for node in roster.node for client in node.clients}
-    if wire is None or not wire.secure or hidden(holders, wire.fewest):
+    if wire is None or not wire.secure or not (few := exposed(holders, wire.fewest)):
         return
-    largest = max(roster.node, key=lambda node: len(node.clients))
-    share = f"{len(largest.clients)} of {len(holders)} clients at {largest.name}"
-    allowed = f"{wire.fewest - 1} clients or more at other nodes, or this node and the server could learn their answers"
-    raise refused(f"{where}: --nodes", share, allowed)
+    largest = sorted(roster.node, key=lambda node: len(node.clients), reverse=True)[:few]
+    count, names = sum(len(node.clients) for node in largest), ", ".join(node.name for node in largest)
+    these = "this node" if few == 1 else "these nodes"
+    but = f"{wire.fewest - few} clients or more at other nodes, or {these} and the server could learn their answers"
+    raise refused(f"{where}: --nodes", f"{count} of {len(holders)} clients at {names}", but)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ Three rules keep this so:
 3. A client deals shares of an answer among at most `SETS` sets of clients, and the nodes of a set open one list for it.
    Else a client could vanish from many lists, each with others. The mean of their sums would be nearly its answer, and
    a constant. Two lists of a set need 2t - n nodes that lie, as above. So that all mean the same set, shares are named
-   by it, with nodes and keys. A node that is started again makes no new set.
+   by it, with nodes and keys. A node that is started again makes no new set, and knows the list of each set.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017). There all b_i
 come by shares. Here they do where a client vanished.
@@ -81,11 +81,16 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 KEPT = 8
 """Tries whose secrets a node keeps; it forgets the oldest."""
 
+USED = 50_000
+"""Answers that a node masks under one key, and the secrets that it deals: it may do neither twice in a try, so it knows
+of all of them. Then it draws another key."""
+
 SETS = 3
 """Sets of clients among which shares of a client's answer to a question may be dealt: a server tries three times."""
 
-AMONG = "among "
-"""Beginning of the lines that tell these sets in the file of a node's lists."""
+AMONG, SET = "among ", "set "
+"""Beginnings of the lines that tell these sets, and the list that one of them was opened for, in the file of a node's
+lists."""
 
 
 @dataclass(frozen=True)
@@ -250,18 +255,10 @@ class Masker:
         trusts: Callable[[str, str], str | None] = lambda node, key: None,
         lists: Path | None = None,
     ) -> None:
-        self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
         self.run, self.node, self._trusts, self._identity = run, node, trusts, identity
-        self.bundle = Bundle(spell_key(self._key))
-        if identity is not None:
-            signature = sign(identity, _signed_bytes(run, node, self.bundle.public))
-            self.bundle = replace(self.bundle, identity=spell_public(identity.public_key()), signature=signature)
-        self._used: set[tuple[Context, int]] = set()
-        self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
-        self._ever_dealt: set[tuple[Context, int]] = set()
-        self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
-        self._lists_of: dict[Hashable, str] = {}
         self._lists = lists
+        self._draw_key()
+        self._lists_of_sets: dict[str, str] = {}
         self._shown: dict[str, str] = {}
         self._sets: dict[str, set[str]] = {}
         self._latest: dict[int, int] = {}
@@ -271,9 +268,31 @@ class Masker:
                 continue
             if question.startswith(AMONG):
                 self._sets.setdefault(question.removeprefix(AMONG), set()).add(digest)
+            elif question.startswith(SET):
+                self._lists_of_sets[question.removeprefix(SET)] = digest
             else:
                 self._remember(question, digest)
+
+    def _draw_key(self) -> None:
+        """Draw a key, and know nothing of sums that were masked under another one: none of these can be opened."""
+        self._key = library().hazmat.primitives.asymmetric.x25519.X25519PrivateKey.generate()
+        self.bundle = Bundle(spell_key(self._key))
+        if self._identity is not None:
+            signature = sign(self._identity, _signed_bytes(self.run, self.node, self.bundle.public))
+            self.bundle = replace(self.bundle, identity=spell_public(self._identity.public_key()), signature=signature)
+        self._used: set[tuple[Context, int]] = set()
+        self._dealt: OrderedDict[tuple[Context, int], _Deal] = OrderedDict()
+        self._ever_dealt: set[tuple[Context, int]] = set()
+        self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
+        self._lists_of: dict[Context, str] = {}
         self._shared: dict[str, bytes] = {}
+
+    def _use(self, used: set[tuple[Context, int]], context: Context, client: int) -> None:
+        """Note that a client has masked or dealt in a try; raise with another key drawn if there were too many."""
+        if len(used) >= USED:
+            self._draw_key()
+            raise FedtideError(STALE)
+        used.add((context, client))
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
         """Raise unless keys are those of the nodes that are named, this one's among them.
@@ -340,7 +359,8 @@ class Masker:
         peers = {k: public for k, (_, public) in asked.items()}
         entry = self._dealt.get((context, client))
         # Also if it was forgotten: shares of other secrets under the same keys would tell both.
-        if (context, client) in self._used | self._ever_dealt and (entry is None or entry.peers != peers):
+        is_used = (context, client) in self._used or (context, client) in self._ever_dealt
+        if is_used and (entry is None or entry.peers != peers):
             raise FedtideError("secrets of a sum are dealt once in a try")
         if len(holders) > MOST:
             raise refused("nodes to deal shares to", len(holders), f"at most {MOST}")
@@ -349,7 +369,7 @@ class Masker:
             private = key_of_sum(key, context, client)
             public = spell_key(private)
             about = _signed_bytes(self.run, self.node, public, *context.about(client))
-            self._ever_dealt.add((context, client))
+            self._use(self._ever_dealt, context, client)
             among, names = _digest_of(asked), _digest_of({k: name for k, (name, _) in asked.items()})
             dealing = Dealt(
                 public,
@@ -414,7 +434,7 @@ class Masker:
                 self._note_set(self._question(about, client), names)
             links = {j: link_seed(agreed(key), context, about.key, client, j) for j, key in keys.items() if j != client}
             entry = _Sum(same, seed, links, dict(peers), about, len(parts), enough, dict(keys), dealt, names)
-            self._used.add((context, client))
+            self._use(self._used, context, client)
             self._open[context, client] = entry
             _forget_oldest(self._open)
         for number, part in enumerate(parts):
@@ -471,9 +491,10 @@ class Masker:
             raise refused("sum to open", sorted(stay), but)
         others, digest = sorted(stay - {client}), hashlib.sha256(_plain(*sorted(alive))).hexdigest()
         told_digest = hashlib.sha256(_plain(sorted(alive), sorted(lost))).hexdigest()
-        for key in (context, (entry.about.round, entry.about.asked, entry.names)) if entry.enough else (context,):
-            if self._lists_of.setdefault(key, digest) != digest:
-                raise FedtideError(ONE_LIST)
+        if self._lists_of.setdefault(context, digest) != digest:
+            raise FedtideError(ONE_LIST)
+        if entry.enough:
+            self._note_list(_plain(self.run, entry.about.round, entry.about.asked, entry.names).decode(), digest)
         for mine in sorted(named):  # a client of this node cannot have vanished: it keeps to the list, too
             if entry.peers[mine] == self.bundle.public:
                 self._name(entry.about, mine, digest)
@@ -519,6 +540,14 @@ class Masker:
         if self._lists is not None:
             append(self._lists, f"{AMONG}{question} {names}")
         sets.add(names)
+
+    def _note_list(self, key: str, digest: str) -> None:
+        """Note the list that a question is opened for in a set of clients; raise if it is another than before."""
+        if self._lists_of_sets.get(key, digest) != digest:
+            raise FedtideError(ONE_LIST)
+        if self._lists is not None and key not in self._lists_of_sets:
+            append(self._lists, f"{SET}{key} {digest}")
+        self._lists_of_sets[key] = digest
 
     def _question(self, about: Question, client: int) -> str:
         return _plain(self.run, client, about.round, about.asked).decode()
@@ -600,9 +629,10 @@ def put_under(secret: Shown, pads: Sequence[bytes]) -> Shown:
 
 
 def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
-    """Tell whether a sum hides clients from any of their holders, too, that the server shows it to.
+    """Tell whether a sum hides clients from some of their holders, too, that the server shows it to.
 
-    A holder knows the answers of its own clients: it takes `fewest - 1` others, as with one client for each holder.
+    A holder knows the answers of its own clients, and may say that it has many. So without all clients of any `c`
+    others `fewest - c` are left, as with one client for each holder.
 
     Args:
         holders: of each client in the sum.
@@ -610,9 +640,17 @@ def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
 
     >>> [hidden(dict(enumerate(holders)), 3) for holders in ("abc", "aab", "aabb", "aaaaab", "aaa")]
     [True, False, True, False, True]
+    >>> [hidden(dict(enumerate(holders)), 4) for holders in ("aaabbbc", "aaabbbcd", "aaabbb")]
+    [False, True, True]
     """
-    counts = Counter(holders.values())
-    return len(counts) == 1 or all(len(holders) - count >= fewest - 1 for count in counts.values())
+    return exposed(holders, fewest) == 0
+
+
+def exposed(holders: Mapping[int, Hashable], fewest: int) -> int:
+    """Return how many of the largest holders in a sum know too much of it with the server; 0 if none do."""
+    counts = sorted(Counter(holders.values()).values(), reverse=True)
+    several = range(1, min(fewest - 1, len(counts)))
+    return next((c for c in several if len(holders) - sum(counts[:c]) < fewest - c), 0)
 
 
 def whole_holders(asked: Mapping[int, Hashable], clients: Collection[int]) -> int:
@@ -672,8 +710,8 @@ def fewest_in_unit(holders: Mapping[int, Hashable], fewest: int) -> int:
     return fewest if len(counts) == 1 else fewest - 1 + max(counts.values())
 
 
-ALONE = "too few clients of its sum are at other nodes than one, which could tell the server of these"
-"""Reason of a node that does not mask an answer, or open a sum, of which another node knows too much."""
+ALONE = "too few clients of its sum are at other nodes than the largest, which could tell the server of theirs"
+"""Reason of a node that does not mask an answer, or open a sum, of which some other nodes know too much."""
 
 
 ONE_LIST = "a question is opened for one list of clients"

@@ -20,7 +20,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.runs.build import host_of
-from fedtide.site import certificates
+from fedtide.site import certificates, owner
 from fedtide.site.owner import LARGEST, Peers, Policy, describe_terms, read_policy, terms_of
 from fedtide.wire.clip import Clip
 from fedtide.wire.pipeline import FLOATING, Wire
@@ -118,6 +118,16 @@ def test_the_first_key_of_a_name_is_taken_and_no_other_one_after_it(tmp_path, ke
     assert peers.trusts("lyon", keys["oslo"]) == f"its key is {oslo}, and it was another before; ask its owner"
     assert peers.trusts("oslo", keys["lyon"]) == f"its key {lyon} is that of another node, too"
     assert json.loads((tmp_path / "peers.json").read_text()) == {"lyon": keys["lyon"]}
+
+
+def test_keys_of_so_many_nodes_are_kept_and_no_more(tmp_path, keys, monkeypatch):
+    """A server that makes up nodes could fill the disk."""
+    monkeypatch.setattr(owner, "KEYS", 1)
+    peers = Peers(tmp_path / "peers.json", Policy, print)
+    assert peers.trusts("lyon", keys["lyon"]) is None
+    assert peers.trusts("oslo", keys["oslo"]) == "it knows 1 other node, and shares masks with no more"
+    assert peers.trusts("lyon", keys["lyon"]) is None
+    assert list(json.loads((tmp_path / "peers.json").read_text())) == ["lyon"]
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]", "folder"])

@@ -21,8 +21,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
 from fedtide.laws.every import Time
+from fedtide.remote import opening
 from fedtide.remote.asks import LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.messages import (
+    HEADER,
     KeyHeader,
     Response,
     dealt_tree,
@@ -275,6 +277,24 @@ def test_a_node_that_was_started_again_before_shares_are_dealt_takes_part(tmp_pa
     assert trained == dict.fromkeys(range(6), 2)
 
 
+def test_a_node_that_has_masked_much_draws_another_key_and_forgets(tmp_path, monkeypatch):
+    """A server could fill its memory with tries, which a node may never mask again under one key."""
+    monkeypatch.setattr(masks, "USED", 3)
+    host, fleet, trained = fleet_of(tmp_path)
+    masker = fleet.carrier.nodes["node-0"].masker
+    first = masker.bundle
+    for number in range(5):
+        fleet.begin(replace(fleet.moment, round=number))
+        assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
+        known = (masker._used, masker._ever_dealt, masker._lists_of)
+        assert all(len(kept) <= 3 for kept in known[:2])
+    assert masker.bundle != first
+    assert trained == dict.fromkeys(range(6), 5)
+    sent = question(fleet, "unmask")  # of the first key
+    told, _ = fleet.carrier.nodes["node-0"].handle(json.loads(json.dumps(sent.header)), sent.payload)
+    assert told["clients"]["0"] == REFUSED + masks.STALE
+
+
 @pytest.mark.parametrize("forged", [False, True])
 def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypatch):
     """A node whose key is not is left out; else all others would refuse to mask with it."""
@@ -297,6 +317,32 @@ def test_keys_for_a_sum_are_signed_by_registered_ones(tmp_path, forged, monkeypa
     header["mask"]["drawn"]["1"] = {"public": masker.bundle.public, "signature": masker.bundle.signature}
     told, _ = fleet.carrier.nodes["node-0"].handle(header, sent.payload)
     assert told["clients"]["0"] == "refused: node 'node-1': its key for a sum is not signed by its registered key"
+
+
+def test_a_node_with_many_clients_checks_the_keys_of_a_sum_once(tmp_path, monkeypatch):
+    """Each takes about a millisecond, and 60 clients of 300 would have 18,000 to check."""
+    host, fleet, _ = fleet_of(tmp_path, nodes=4)
+    checked = list[Any]()
+    monkeypatch.setattr(Masker, "check_drawn", lambda self, context, drawn, nodes: checked.append(sorted(drawn)))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(8))
+    assert checked == [list(range(8))] * 4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ifca"])
+def test_the_keys_of_very_many_clients_would_fit_no_header_so_none_are_dealt(tmp_path, method, monkeypatch):
+    """The sum is opened all the same, by all of them."""
+    key = {"public": "0" * 64, "signature": "0" * 208}
+    names = {"keys": {f"{'n' * 60}{k}": {**key, "identity": "k" * 200} for k in range(100)}}
+    most = names | {"drawn": {str(10**9 + k): key for k in range(opening.CLIENTS)}}
+    peers = {"0": {str(10**9 + k): "n" * 20 for k in range(opening.CLIENTS)}}
+    assert len(json.dumps(most | {"peers": peers})) < HEADER - ROOM
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
+    for clients, deals in ((6, True), (5, False)):
+        monkeypatch.setattr(opening, "CLIENTS", clients)
+        host, fleet, _ = fleet_of(tmp_path / str(clients), study=study)
+        payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+        assert fleet.ask("train", torch.arange(6), payload).clients.tolist() == list(range(6))
+        assert ("deal" in {each.header["kind"] for each in fleet.carrier.asked}) == deals
 
 
 def test_a_node_that_deals_for_other_nodes_than_are_asked_is_left_out(tmp_path, monkeypatch):
@@ -328,8 +374,8 @@ def test_a_second_list_of_clients_is_not_asked_to_open_the_same_sum(tmp_path):
     assert reply.clients.tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("kind", ["unmask", "ask"])
-def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
+def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path):
+    kind = "unmask"
     host, fleet, _ = fleet_of(tmp_path, nodes=3)  # with more the others open it with their shares
     fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-2"]
 
@@ -555,12 +601,13 @@ def test_a_server_that_is_started_again_knows_whose_key_is_whose(tmp_path, monke
     assert len((tmp_path / "keys").read_text().splitlines()) == 9, "of eight nodes, and of one that was started again"
 
 
-def test_a_node_that_always_says_that_its_key_is_another_costs_a_try_and_is_left_out(tmp_path):
+@pytest.mark.parametrize("kind", ["deal", "ask"])
+def test_a_node_that_always_says_that_its_key_is_another_costs_a_try_and_is_left_out(tmp_path, kind):
     host, fleet, _ = fleet_of(tmp_path)
     fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-5"]
 
     def handle(header: Any, payload: bytes) -> Any:
-        if header["kind"] == "deal":
+        if header["kind"] == kind:
             return {"clients": {str(client): REFUSED + masks.STALE for client in header["clients"]}}, b""
         return node.handle(header, payload)
 
@@ -711,6 +758,27 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert word.startswith(REFUSED)
     assert words in word
     assert payload in (b"", codec.to_bytes({}))
+
+
+def test_a_node_shows_nothing_that_its_method_does_not_declare(tmp_path):
+    """A work may know more of a client than the server of its study is shown."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
+    train = node.algorithm.works["train"]
+
+    def work(*given: Any) -> Any:
+        return replace(train(*given), rows={"labels": torch.ones(2)})
+
+    node = replace(node, algorithm=replace(node.algorithm, works={"train": work}))
+    header = json.loads(json.dumps(sent.header)) | {"reveal": ["labels"]}
+    header["mask"] |= {"attempt": "other", "drawn": {}}
+    word = "its study shows nothing of a client by itself, such as 'labels'"
+    assert node.handle(header, sent.payload)[0]["clients"] == {"0": REFUSED + word}
+    traits = replace(node.algorithm.traits, reveals=("labels",))
+    told, shown = replace(node, algorithm=replace(node.algorithm, traits=traits)).handle(header, sent.payload)
+    assert told["clients"] == {"0": "answered"}
+    assert list(codec.decode_message(shown)[0]["rows"]) == ["labels"]
 
 
 def test_a_server_cannot_ask_how_large_the_numbers_of_a_client_are(tmp_path):
