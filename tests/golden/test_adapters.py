@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
+from fedtide.mixtures.priors import Learned, sketching
 from fedtide.models import LoRA, Python, Transformer, save_adapters
 from helpers.language import ADAPTERS, WIDTH, adapted, bert, classifier, llama, predictor, save, tokens
 from helpers.toys import played, trained_plainly
@@ -140,3 +142,39 @@ def test_tied_weights_stay_tied_and_are_held_once():
     again = copy.deepcopy(module)
     assert again.base.lm_head.weight is again.base.model.embed_tokens.weight
     assert again.base.lm_head.weight.data_ptr() == module.base.lm_head.weight.data_ptr()
+
+
+class Three(nn.Module):
+    """Logits of three tokens from the token before: those of the last two tokens are 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle, self.out = nn.Embedding(3, 1), nn.Linear(1, 3, bias=False), nn.Linear(3, 3, bias=False)
+        with torch.no_grad():
+            self.embed.weight.copy_(torch.tensor([[math.log(2)], [-math.log(2)], [0.0]]))
+            self.middle.weight.copy_(torch.tensor([[0.0], [0.0], [1.0]]))
+            self.out.weight.copy_(torch.eye(3).flip(0))  # so the first token has what the embedding says
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.middle(self.embed(x)))
+
+
+def test_the_sketch_of_a_learned_prior_is_the_gradient_of_the_last_adapter_if_the_base_makes_the_logits():
+    """The model is h = (W + 2 B A) e(x) with B = 0, and its logits are (h3, h2, h1). So the gradient for B is
+    2 A e(x) (p - label), in turned order, in the mean over steps that count.
+
+    Token 0 has e = ln 2, so p = (1/2, 1/4, 1/4). With label 1 it gives (1/2, -3/4, 1/4) ln 2. Token 1 has e = -ln 2, so
+    p = (1/5, 2/5, 2/5). With label 2 it gives (1/5, 2/5, -3/5) (-ln 2). Their sum is (0.3, -1.15, 0.85) ln 2. Token 0
+    comes once more, with a step that does not count. A is one drawn number, so its sign alone matters to a direction.
+    """
+    settings = LoRA(rank=1, alpha=2.0, targets=("middle",))
+    task = Task(lambda: Python(lambda shape, classes: Three(), adapters=settings).build((3,), 3))
+    shard = Shard(
+        torch.tensor([[0, 1, 0]]), torch.tensor([[1, 2, 0]]), torch.arange(1), mask=torch.tensor([[True, True, False]])
+    )
+    (name,) = (name for name in task.scratch.names if "lora_A" in name)
+    sign = task.init_random(Rng(0).at("gradients")).params[name].sign().item()
+    (term,) = sketching(Learned(), task)(shard).values()
+    wanted = torch.tensor([0.85, -1.15, 0.3], dtype=torch.float64)
+    torch.testing.assert_close(term.value, sign * wanted / wanted.norm(), rtol=1e-6, atol=1e-6)
+    assert term.weight == 1

@@ -27,8 +27,8 @@ METHODS = {
 """One model, memory, clusters, branches of the head, a mixture, and branches that are adapters."""
 NEXT = "fedavg", "fedtem", "ifca"
 """Those that are also tried on next tokens, with padding that does not count."""
-APART = {"ifca": {"init_noise": 0.01}}
-"""Options with which models of adapters alone begin unequal."""
+FOR_NEXT = {"ifca": {"init_noise": 0.01}, "fedtem": {"branch_layer": "*", "prior": {"kind": "learned", "sketch": 4}}}
+"""Other options of these: models of adapters alone begin unequal, and a prior looks at the last adapter."""
 
 LAWS = (every.plays, every.same_seed, every.stops, every.stacks, every.pure_works, every.whole_update)
 
@@ -38,7 +38,7 @@ def cases(request: pytest.FixtureRequest) -> dict[str, Case]:
     pool = partial(request.getfixturevalue, "pool")
     cases = {name: Case(partial(adapted, name, options), pool) for name, options in METHODS.items()}
     return cases | {
-        f"{name} next": Case(partial(predicting, name, APART.get(name, METHODS[name])), pool) for name in NEXT
+        f"{name} next": Case(partial(predicting, name, FOR_NEXT.get(name, METHODS[name])), pool) for name in NEXT
     }
 
 

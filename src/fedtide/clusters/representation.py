@@ -20,7 +20,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
 from fedtide.fields.types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.learn.features import FrozenInputs, feature_width
-from fedtide.learn.layers import in_last_layer
+from fedtide.learn.layers import in_last_trained
 from fedtide.learn.task import Task, classes_of, label_shares
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
@@ -128,7 +128,7 @@ class Gradient(Representing):
     Args:
         at: model of the gradient: "frozen", always the same, or "global", the current mean of all clusters' models.
         weights: with "frozen", a safetensors file with that model's weights by name; None draws random ones.
-        last_layer: use only the gradient of the last layer.
+        last_layer: use only the gradient of the last layer, or of the last adapter if the base makes the outputs.
         sketch: number of sums to send, each of random numbers of the gradient with random signs; None sends the whole
             gradient.
         seed: seed of a random frozen model and of the sketch.
@@ -165,7 +165,7 @@ class Gradient(Representing):
 
     def _parts(self, task: Task, weights: Weights) -> dict[str, Tensor]:
         """Return the parameters whose gradient is used."""
-        is_last = in_last_layer(task)
+        is_last = in_last_trained(task)
         return {name: part for name, part in weights.params.items() if not self.last_layer or is_last(name)}
 
     def of(self, task: Task, key: str = "representation") -> Represent:

@@ -16,6 +16,7 @@ from fedtide.fields.types import Distinct
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Train
 from fedtide.learn.task import Task
+from fedtide.models.base import has_base
 from fedtide.models.branched import in_layer, refused_last_layer
 
 HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
@@ -110,6 +111,17 @@ def in_last_layer(task: Task) -> IsIn:
     """Return the predicate of what is in the last layer of a task's model."""
     last = last_layer(task)
     return lambda name: in_layer(name, last) if last else "." not in name
+
+
+def in_last_trained(task: Task) -> IsIn:
+    """Return the predicate of what is in the last layer of a task's model, or in the last adapter beside a base.
+
+    A module "head" comes first. Models of next tokens have none, and a layer of the base makes their outputs.
+    """
+    names = task.scratch.names
+    if has_base(task.scratch.module) and not any(in_layer(name, HEAD) for name in names):
+        return lambda name: in_layer(name, names[-1].rpartition(".")[0])
+    return in_last_layer(task)
 
 
 def resolve_layer(task: Task, layer: str) -> str:

@@ -371,8 +371,8 @@ def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]
     """Return the terms that clients add to their sums for a prior: "sketch" for "learned", nothing for others.
 
     A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
-    sums. Its length is 1, which is its bound under privacy. It depends on inputs and labels, and each client counts the
-    same.
+    sums. If a base makes the outputs, as for next tokens, that is the last adapter. Its length is 1, which is its bound
+    under privacy. It depends on inputs and labels, and each client counts the same.
 
     Args:
         prior: the prior.

@@ -9,6 +9,7 @@ import torch
 
 from fedtide.laws.case import Case
 from helpers.briefly import carried_on
+from helpers.language import predicting
 from helpers.toys import played, toy
 
 METHODS = ("fedtem", "fedtkm")
@@ -19,9 +20,16 @@ def experiment(method: str, prior, **changes):
     return toy(method, {"prior": prior}, **{"rounds": 26, "shift": {"who": TURNS}, **changes})
 
 
-def test_shares_are_read_in_blocks():
+def next_tokens(method: str, prior, **changes):
+    for library in ("transformers", "peft"):
+        pytest.importorskip(library)
+    return predicting(method, {"prior": prior, "branch_layer": "*"}, rounds=26, shift={"who": TURNS}, **changes)
+
+
+@pytest.mark.parametrize("make", [experiment, next_tokens])
+def test_shares_are_read_in_blocks(make):
     """Groups in turns of four rounds, each alone: first looked after 16 rounds, and all rounds are read then."""
-    learned = played(experiment("fedtkm", "learned"))
+    learned = played(make("fedtkm", "learned"))
     prior = learned.state.prior
     assert prior.found.moves
     assert prior.found.periods == pytest.approx((8.0,))

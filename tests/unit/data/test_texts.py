@@ -7,6 +7,8 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -112,9 +114,18 @@ def test_texts_of_two_files_with_columns_of_their_own_are_two_domains(table, tmp
         Domains(("day", "night"), (day, night)).load(None, 0)
 
 
-def test_half_a_character_is_replaced(tmp_path, model):
+@pytest.mark.parametrize("kind", ["file", "lists", "arrays", "objects", "pandas"])
+def test_half_a_character_is_replaced(kind, tmp_path, model):
     (tmp_path / "texts.jsonl").write_text('{"text": "a \\ud800 b", "who": "\\ud800"}\n{"text": "b", "who": "ann"}\n')
-    rows = Texts((str(tmp_path / "texts.jsonl"),), tokenizer=str(model), client="who", context=4).load(None, 0)
+    columns = {"text": ["a \ud800 b", "b"], "who": ["\ud800", "ann"]}
+    data = {
+        "file": str(tmp_path / "texts.jsonl"),
+        "lists": columns,
+        "arrays": {name: np.array(column) for name, column in columns.items()},
+        "objects": columns | {"who": np.array(["\ud800", "ann"], object), "other": ["\ud800", 7]},
+        "pandas": pandas.DataFrame(columns, dtype=object),
+    }[kind]
+    rows = texts(data, tokenizer=str(model), client="who", context=4)
     assert rows.client_names == ("?", "ann")
     assert rows.x[0].tolist() == [A, UNK, B, SEP]
 
@@ -287,6 +298,8 @@ def bits(rows: Rows) -> list[object]:
         ({"text": ["sun"]}, {"label": "topic"}, r"^table: no column 'topic'; allowed: text$"),
         ({"text": ["sun", ""]}, {}, r"^table: row 1: text is empty$"),
         ({"text": pyarrow.array([["sun"], ["a"]])}, {}, r"^table: row 0: text: found 'lists', allowed: texts$"),
+        ({"text": [{"a": ["\ud800"]}]}, {}, r"^table: row 0: text: found '.*', allowed: texts$"),
+        ({"text": [["\ud800"]]}, {}, r"^table: shape of column 'text': found \(1, 1\), allowed: \(rows,\)$"),
         ({"text": ["sun"]}, {"context": 0}, r"context: found 0, allowed: "),
         ({"text": []}, {}, r"^table: no rows$"),
     ],

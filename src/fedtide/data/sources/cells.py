@@ -381,13 +381,36 @@ def _as_arrow(column: Any) -> Any:
     if hasattr(column, "to_arrow"):
         return column.to_arrow()
     try:
-        array = arrow.array(column, from_pandas=True)
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError, OverflowError):
-        array = None
+        array = _array_of(column)
+    except UnicodeError:  # half of a character, which arrow does not hold
+        array = _array_of(column := [in_full(value) for value in column])
     if array is not None and not isinstance(array.type, arrow.BaseExtensionType):  # such as periods of pandas
         return array
     texts = [None if value is None or value != value else str(value) for value in np.asarray(column).tolist()]
     return arrow.array(texts, arrow.string())
+
+
+def _array_of(column: Any) -> Any:
+    """Return an arrow array; None if its values are of several types."""
+    try:
+        return arrow.array(column, from_pandas=True)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError, OverflowError):
+        return None
+
+
+def in_full(value: Any) -> Any:
+    """Return a text, or a list or dict of texts, without half of a character of two, which nothing can write.
+
+    Other values stay.
+
+    >>> in_full({"a": ["b\\ud800", 7]})
+    {'a': ['b?', 7]}
+    """
+    if isinstance(value, list | tuple):
+        return [in_full(one) for one in value]
+    if isinstance(value, dict):
+        return {in_full(name): in_full(one) for name, one in value.items()}
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.cells import Cells, cells_of, number, read_cells
+from fedtide.data.sources.cells import Cells, cells_of, in_full, number, read_cells
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
 from fedtide.data.sources.tabular import labels_of, names_of
@@ -185,7 +185,7 @@ class Texts(Loading):
         for where, record in _records(path, names):
             read = []
             for column in (self.given, *choices):
-                read.append([_in_full(text.strip()) for text in list_texts(where, column, record[column])])
+                read.append([in_full(text.strip()) for text in list_texts(where, column, record[column])])
                 if "" in read[-1]:
                     raise FedtideError(f"{where}: {column} is empty")
             prompt, every = read[0], [*chain.from_iterable(read[1:])]
@@ -242,7 +242,7 @@ class Texts(Loading):
                 for text in list_texts(where, self.text, record[self.text]):
                     places.append(where)
                     for column in names:
-                        columns[column].append(_in_full(text if column == self.text else record[column]))
+                        columns[column].append(in_full(text if column == self.text else record[column]))
         return replace(cells_of(columns, name), where=places.__getitem__)
 
     def _pairs(self, name: str, prompts: Any, answers: Any, tokenizer: Any, columns: dict[str, Any]) -> Rows:
@@ -346,21 +346,13 @@ def texts(
     source = Texts(path, tokenizer, package, text, label, prompt, columns, domain, time, context)
     if in_files:
         return source.load(None, 0)
-    try:
-        cells = cells_of(data, "table")
-    except UnicodeEncodeError as error:
-        raise refused("table", "half of a character", "texts", str(error)) from None
+    cells = cells_of(data, "table")
     find_places("table", [*cells.columns], source.columns)
     return source.rows("table", cells, None)
 
 
 def _is_json_lines(path: Path) -> bool:
     return any(ending in path.suffixes for ending in JSON_LINES)
-
-
-def _in_full(value: Any) -> Any:
-    """Return a text without half of a character of two, which nothing can write; other values stay."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _texts_in(cells: Cells, column: str) -> list[str]:
@@ -395,7 +387,7 @@ def _files_below(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     if not files:
         raise refused(f"{folder}: files of texts", 0, f"1 or more that end in {PLAIN}, also below its folders")
     for file in files:
-        *folders, name = map(_in_full, file.relative_to(folder).parts)
+        *folders, name = map(in_full, file.relative_to(folder).parts)
         part = folders.pop(0) if folders and folders[0] in PARTS else PARTS[0]
         above = dict(zip(NAMED, (name[: -len(PLAIN)], *reversed(folders)), strict=False))
         yield file, {**above, PART: part}
