@@ -331,8 +331,9 @@ class MaskedSums:
             for client in ask.clients.tolist() if client in dealt
         }  # fmt: skip
         masking = Masking(self._mask(ask) | {"drawn": drawn}, dealt, holders)
-        left = {slot: ids for slot, ids in by_slot(ask).items() if slot in holders}
-        if few := {slot for slot, ids in left.items() if whole_holders(asked[slot], ids) < self._enough(masking, ids)}:
+        left = dict.fromkeys(holders, list[int]()) | by_slot(ask)
+        least = {slot: max(self._enough(masking, left[slot]), 1) for slot in holders}
+        if few := {slot for slot in holders if whole_holders(asked[slot], left[slot]) < least[slot]}:
             return self._deal(whole, until, {*bare, *few})
         return ask, masking
 

@@ -647,6 +647,17 @@ def test_an_owner_who_wants_more_shares_to_be_needed_than_the_study_takes_no_par
     assert word == f"refused: its study opens a sum {but}"
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ifca"])
+def test_where_all_owners_want_more_shares_to_be_needed_none_are_dealt(tmp_path, method):
+    """All of them open the sum then, as without shares."""
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
+    host, fleet, _ = fleet_of(tmp_path, study=study)
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, policy=lambda: Policy(fewest=5))
+    payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+    assert fleet.ask("train", torch.arange(6), payload).clients.tolist() == list(range(6))
+
+
 def test_a_node_that_deals_with_more_shares_needed_than_the_study_is_left_out(tmp_path, monkeypatch):
     """Else the sum would be lost with anybody who vanishes."""
     host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
