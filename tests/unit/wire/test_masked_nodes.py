@@ -647,6 +647,17 @@ def test_an_owner_who_wants_more_shares_to_be_needed_than_the_study_takes_no_par
     assert word == f"refused: its study opens a sum {but}"
 
 
+def test_an_owner_whom_too_few_others_hide_is_left_out_of_the_sum_alone(tmp_path):
+    """It wants five, and two of three nodes have all others. It would not open the sum, and all would lose it."""
+    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("ask", "node-3"), 4, study)
+    fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-0"]
+    fleet.carrier.nodes["node-0"] = replace(node, policy=lambda: Policy(fewest=5))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == [2, 3, 4, 5]
+    fleet.begin(replace(fleet.moment, round=1))
+    assert fleet.reachable.tolist() == fleet.clients.tolist(), "nobody is to blame"
+
+
 @pytest.mark.parametrize("method", ["fedavg", "ifca"])
 def test_where_all_owners_want_more_shares_to_be_needed_none_are_dealt(tmp_path, method):
     """All of them open the sum then, as without shares."""
