@@ -489,8 +489,8 @@ class MaskedSums:
             if not form.units or wire.fault(total, form, len(members[slot]), mail.heaviest):
                 continue
             opening = Opening(alive.question, alive.version, named, tuple(members[slot]), form)
-            fewest = fewest_in_unit({client: mail.node_of[client] for client in members[slot]}, wire.fewest)
-            fewest = max(fewest, *(this.answers[client].fewest for client in members[slot]))
+            wanted = max(wire.fewest, *(this.answers[client].fewest for client in members[slot]))
+            fewest = fewest_in_unit({client: mail.node_of[client] for client in members[slot]}, wanted)
             units = wire.find_units(total, opening, fewest)
             if units:
                 parts[slot] = [unit + 1 for unit in units]

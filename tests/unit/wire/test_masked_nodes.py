@@ -658,6 +658,20 @@ def test_an_owner_whom_too_few_others_hide_is_left_out_of_the_sum_alone(tmp_path
     assert fleet.reachable.tolist() == fleet.clients.tolist(), "nobody is to blame"
 
 
+def test_a_slot_has_as_many_clients_as_an_owner_wants_beside_those_of_a_node(tmp_path):
+    """Two clients at each of four nodes. The owner's node would not open a slot of fewer, and all would lose the sum."""
+    study = toy("ifca", {"cohort": 8, "clusters": 2}, wire={"fewest": 3}, rounds=3)
+    for wanted, seed, sizes in ((3, 10, [4, 4]), (4, 10, [4, 4]), (4, 1, [3, 5]), (5, 1, [3, 5])):
+        host, fleet, _ = fleet_of(tmp_path / f"{wanted} {seed}", nodes=4, study=study)
+        node = fleet.carrier.nodes["node-0"]
+        fleet.carrier.nodes["node-0"] = replace(node, policy=lambda wanted=wanted: Policy(fewest=wanted))
+        payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(seed)), fleet.clients)[0]
+        total = fleet.ask("train", torch.arange(8), payload).total
+        assert total is not None
+        assert total["members"].value.tolist() == sizes
+        assert [delta is not None for delta in total["delta"]] == [size >= wanted - 1 + 2 for size in sizes]
+
+
 @pytest.mark.parametrize("method", ["fedavg", "ifca"])
 def test_where_all_owners_want_more_shares_to_be_needed_none_are_dealt(tmp_path, method):
     """All of them open the sum then, as without shares."""
