@@ -659,7 +659,7 @@ def test_an_owner_whom_too_few_others_hide_is_left_out_of_the_sum_alone(tmp_path
 
 
 def test_a_slot_has_as_many_clients_as_an_owner_wants_beside_those_of_a_node(tmp_path):
-    """Two clients at each of four nodes. The owner's node would not open a slot of fewer, and all would lose the sum."""
+    """Two clients at each of four nodes. The owner's node would open no slot of fewer, and all would lose the sum."""
     study = toy("ifca", {"cohort": 8, "clusters": 2}, wire={"fewest": 3}, rounds=3)
     for wanted, seed, sizes in ((3, 10, [4, 4]), (4, 10, [4, 4]), (4, 1, [3, 5]), (5, 1, [3, 5])):
         host, fleet, _ = fleet_of(tmp_path / f"{wanted} {seed}", nodes=4, study=study)
