@@ -225,7 +225,7 @@ class MaskedSums:
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
             if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
                 self.offer(_only(here, set(shared)))
-            alive = self._in_enough(_only(here, keep_wanted(set(answered), ask, answers)))
+            alive = self._in_enough(self._hidden_as_wanted(here, set(answered), answers))
             clients = frozenset(alive.clients.tolist())
             if named_before and clients != named_before:
                 continue
@@ -331,8 +331,9 @@ class MaskedSums:
             for client in ask.clients.tolist() if client in dealt
         }  # fmt: skip
         masking = Masking(self._mask(ask) | {"drawn": drawn}, dealt, holders)
-        left = {slot: ids for slot, ids in by_slot(ask).items() if slot in holders}
-        if few := {slot for slot, ids in left.items() if whole_holders(asked[slot], ids) < self._enough(masking, ids)}:
+        left = {slot: list[int]() for slot in holders} | by_slot(ask)
+        least = {slot: max(self._enough(masking, left[slot]), 1) for slot in holders}
+        if few := {slot for slot in holders if whole_holders(asked[slot], left[slot]) < least[slot]}:
             return self._deal(whole, until, {*bare, *few})
         return ask, masking
 
@@ -488,8 +489,8 @@ class MaskedSums:
             if not form.units or wire.fault(total, form, len(members[slot]), mail.heaviest):
                 continue
             opening = Opening(alive.question, alive.version, named, tuple(members[slot]), form)
-            fewest = fewest_in_unit({client: mail.node_of[client] for client in members[slot]}, wire.fewest)
-            fewest = max(fewest, *(this.answers[client].fewest for client in members[slot]))
+            wanted = max(wire.fewest, *(this.answers[client].fewest for client in members[slot]))
+            fewest = fewest_in_unit({client: mail.node_of[client] for client in members[slot]}, wanted)
             units = wire.find_units(total, opening, fewest)
             if units:
                 parts[slot] = [unit + 1 for unit in units]
@@ -559,6 +560,18 @@ class MaskedSums:
         return _only(
             enough, {client for holder in holders if hidden(holder, self.mail.vectors.wire.fewest) for client in holder}
         )
+
+    def _hidden_as_wanted(self, ask: Ask, answered: set[int], answers: Mapping[int, Received]) -> Ask:
+        """Return the question to those whose owners would open their sum, once others are left out for that."""
+        left, node_of = answered, self.mail.node_of
+        while True:
+            alive, left = _only(ask, keep_wanted(left, ask, answers)), set[int]()
+            for ids in by_slot(alive).values():
+                wanted = {answers[client].fewest for client in ids}
+                enough = {fewest for fewest in wanted if hidden({client: node_of[client] for client in ids}, fewest)}
+                left |= {client for client in ids if answers[client].fewest in enough}
+            if len(left) == len(alive.clients):
+                return alive
 
     def _ask_until(
         self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any

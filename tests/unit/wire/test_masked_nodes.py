@@ -647,6 +647,42 @@ def test_an_owner_who_wants_more_shares_to_be_needed_than_the_study_takes_no_par
     assert word == f"refused: its study opens a sum {but}"
 
 
+def test_an_owner_whom_too_few_others_hide_is_left_out_of_the_sum_alone(tmp_path):
+    """It wants five, and two of three nodes have all others. It would not open the sum, and all would lose it."""
+    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("ask", "node-3"), 4, study)
+    fleet.attendance.who, node = Present(0), fleet.carrier.nodes["node-0"]
+    fleet.carrier.nodes["node-0"] = replace(node, policy=lambda: Policy(fewest=5))
+    assert asked(host, fleet, torch.arange(8)).clients.tolist() == [2, 3, 4, 5]
+    fleet.begin(replace(fleet.moment, round=1))
+    assert fleet.reachable.tolist() == fleet.clients.tolist(), "nobody is to blame"
+
+
+def test_a_slot_has_as_many_clients_as_an_owner_wants_beside_those_of_a_node(tmp_path):
+    """Two clients at each of four nodes. The owner's node would open no slot of fewer, and all would lose the sum."""
+    study = toy("ifca", {"cohort": 8, "clusters": 2}, wire={"fewest": 3}, rounds=3)
+    for wanted, seed, sizes in ((3, 10, [4, 4]), (4, 10, [4, 4]), (4, 1, [3, 5]), (5, 1, [3, 5])):
+        host, fleet, _ = fleet_of(tmp_path / f"{wanted} {seed}", nodes=4, study=study)
+        node = fleet.carrier.nodes["node-0"]
+        fleet.carrier.nodes["node-0"] = replace(node, policy=lambda wanted=wanted: Policy(fewest=wanted))
+        payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(seed)), fleet.clients)[0]
+        total = fleet.ask("train", torch.arange(8), payload).total
+        assert total is not None
+        assert total["members"].value.tolist() == sizes
+        assert [delta is not None for delta in total["delta"]] == [size >= wanted - 1 + 2 for size in sizes]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ifca"])
+def test_where_all_owners_want_more_shares_to_be_needed_none_are_dealt(tmp_path, method):
+    """All of them open the sum then, as without shares."""
+    study = toy(method, {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
+    host, fleet, _ = fleet_of(tmp_path, study=study)
+    for name, node in fleet.carrier.nodes.items():
+        fleet.carrier.nodes[name] = replace(node, policy=lambda: Policy(fewest=5))
+    payload = host.algorithm.serve(host.algorithm.init(fleet, Rng(0)), fleet.clients)[0]
+    assert fleet.ask("train", torch.arange(6), payload).clients.tolist() == list(range(6))
+
+
 def test_a_node_that_deals_with_more_shares_needed_than_the_study_is_left_out(tmp_path, monkeypatch):
     """Else the sum would be lost with anybody who vanishes."""
     host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
