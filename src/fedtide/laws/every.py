@@ -654,9 +654,11 @@ def deployed(case: Case, nodes: int = 3) -> None:
             memory = local.host.memory.read(client, (99, 0))
             alike(memory, memory_at(fleet, client), "a client at a node keeps something else")
         payload, slot = local.host.algorithm.serve(local.state, fleet.clients)
-        whole, parts = (judge.score(payload, fleet.clients, slot=slot) for judge in (local.fleet, fleet))
-    alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
-    near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+        whole, parts = (judge.score(payload, fleet.clients, slot=slot, record=True) for judge in (local.fleet, fleet))
+    alike(whole.by_sum, parts.by_sum, "clients at nodes judge otherwise")
+    if not whole.summed:
+        alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
+        near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
 
 
 def deployed_again(case: Case) -> None:
