@@ -136,7 +136,7 @@ class Speaker:
 
 
 def networks_of(trained: Trained, rows: Tensor, client: int | None, cluster: int | None) -> Iterator[nn.Module]:
-    """Yield the network that predicts each row of tokens (rows, steps); it is the same object as long as it can be."""
+    """Yield the network that predicts each row of tokens (rows, steps); neighbors may share it."""
     before: Any = None
     for rows_at in parts(len(rows), 4 * rows.shape[1]):
         for networks in trained.parts_of_rows(rows[rows_at], client, cluster):
@@ -166,7 +166,8 @@ def embed(trained: Trained, rows: Tensor, client: int | None, cluster: int | Non
     for network, group in groupby(zip(networks, rows, strict=True), key=lambda pair: pair[0]):
         if not isinstance(network, Tokens):
             raise refused("--embeddings", type(network).__name__, 'one network of model.kind "transformer"')
-        features.append(network.features(torch.stack([row for _, row in group])))
+        x = torch.stack([row for _, row in group])
+        features += [network.features(x[at]) for at in parts(len(x), 4 * x.shape[1])]
     return {f"embedding {k}": column for k, column in enumerate(torch.cat(features).T)}
 
 
