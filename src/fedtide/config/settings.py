@@ -302,11 +302,8 @@ class WireSettings(Strict):
             raise ValueError(
                 "found `shares = true` and `secure = false`, but shares open masks; allowed: `secure = true`"
             )
-        if self.sum_scores and self.privacy is not None:
-            raise ValueError(
-                "found `sum_scores = true` and `privacy`, but its sums have noise; "
-                "allowed: an epsilon for scores, `privacy.scores`"
-            )
+        if self.sum_scores is not None and self.privacy is not None:
+            raise ValueError("found `sum_scores` and `privacy`, allowed: an epsilon for scores, `privacy.scores`")
         return self
 
     def build(self) -> Wire:

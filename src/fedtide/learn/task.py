@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,9 +156,9 @@ class Task:
         Args:
             module: the module.
             x: samples (rows, ...).
-            features: return only the features (rows, d) that a branched module has.
+            features: return the features (rows, d) alone; the module is a branched one.
         """
-        x, call = self.to_device(x), module.features if isinstance(module, Branched) and features else module
+        x, call = self.to_device(x), cast("Branched", module).features if features else module
         try:
             return run_in_bfloat(call, x) if self.bfloat else call(x)
         except (IndexError, RuntimeError) as error:

@@ -82,10 +82,10 @@ def predict_file(
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
+    if not isinstance(trained.run.experiment.data.source, Texts):
+        asked.check_unasked("the run does not learn from texts")
     if asked.embeddings:
         asked.check()
-        if not isinstance(trained.run.experiment.data.source, Texts):
-            raise refused("--embeddings", True, "none, because the run does not learn from texts")
         x = token_rows(trained, path)
         write_text(out, table_of(embed(trained, x, client, cluster), names_of_files(path)))
         return len(x), ()

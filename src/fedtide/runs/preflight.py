@@ -109,6 +109,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
         if point.rounds == 0:
             _check_judging(point, where)
+        check_scores(point, where)
         if point.precision == "bf16":
             warn_of_bfloat(find_device(point.fleet.device))
         unstacked_here: dict[str, str] = {}
@@ -231,7 +232,6 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes
     """
     experiment, method, host = built.experiment, built.method, built.host
     wire = experiment.wire
-    check_scores(experiment)
     if wire is None or wire.privacy is None:
         return 0.0
     privacy = wire.privacy

@@ -42,9 +42,6 @@ def warn_of_epsilon(epsilon: float, how: str = "") -> str:
     return line if epsilon > MUCH else ""
 
 
-SUMMED = "masks or wire.privacy.scores sum them; wire.sum_scores = false shows those of each client"
-"""What makes sums of scores, and what does not."""
-
 BLURRED = 0.05
 """Noise on an accuracy above which it tells little."""
 
@@ -134,10 +131,12 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
-def check_scores(experiment: Experiment, where: str = "") -> None:
+def check_scores(experiment: Experiment, where: str) -> None:
     """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
     if experiment.wire is None or not experiment.wire.build().sums_scores:
         return
+    private = experiment.wire.privacy is not None
+    otherwise = "" if private else ", or wire.sum_scores = false, which shows the server those of each client"
     by, liars = None if experiment.keep is None else experiment.keep.by, experiment.liars
     wanted = {
         "metrics": [metric.kind for metric in experiment.metrics],
@@ -151,10 +150,10 @@ def check_scores(experiment: Experiment, where: str = "") -> None:
         )
     for key, names in wanted.items():
         if names:
-            raise refused(f"{where}{key}", ", ".join(names), f"none if scores are sums ({SUMMED})")
+            raise refused(f"{where}: {key}", ", ".join(names), f"none{otherwise}", "scores are sums")
     if experiment.score != "accuracy":
-        kind = experiment.data.target.kind
-        raise refused(f"{where}data.target", kind, "classes, because a sum of scores needs bounded numbers")
+        kind, but = experiment.data.target.kind, "scores are sums of bounded numbers"
+        raise refused(f"{where}: data.target", kind, f"classes{otherwise}", but)
 
 
 def plan_of_scores(experiment: Experiment, algorithm: Algorithm) -> Plan:

@@ -125,7 +125,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
             but = "no scores reach the server of a private study"
             allowed = "none with wire.privacy, or a budget for them, wire.privacy.scores"
             raise refused(f"{where}: {key}", value, allowed, but)
-    check_scores(experiment, f"{where}: ")
+    check_scores(experiment, where)
     for number, metric in enumerate(experiment.metrics):
         if metric.kind != "python" and any(shipped.needs for shipped in SHIPPED[metric.kind]):
             raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")

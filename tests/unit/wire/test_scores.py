@@ -193,12 +193,12 @@ def test_choices_read_what_is_told():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"metrics": ["macro-f1"]}, r"metrics: found 'macro-f1', allowed: none if scores are sums"),
-        ({"references": ["last_label"]}, "references: found 'last_label', allowed: none if"),
-        ({"keep": {"by": "loss"}}, "keep.by: found 'loss', allowed: none if"),
-        ({"liars": {"attack": "backdoor"}}, "liars.attack: found 'backdoor', allowed: none if"),
-        ({"claim": [CLAIM]}, r"claim\[0\].measure: found 'accuracy_by_marked', allowed: none if"),
-        ({"target": "number"}, "data.target: found 'number', allowed: classes, because"),
+        ({"metrics": ["macro-f1"]}, r"metrics: found 'macro-f1', but scores are sums; allowed: none"),
+        ({"references": ["last_label"]}, "references: found 'last_label', but scores are sums; allowed: none"),
+        ({"keep": {"by": "loss"}}, "keep.by: found 'loss', but scores are sums; allowed: none"),
+        ({"liars": {"attack": "backdoor"}}, "liars.attack: found 'backdoor', but scores are sums; allowed: none"),
+        ({"claim": [CLAIM]}, r"claim\[0\].measure: found 'accuracy_by_marked', but scores are sums; allowed: none"),
+        ({"target": "number"}, "data.target: found 'number', but scores are sums of bounded numbers; allowed: classes"),
     ],
 )
 def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
@@ -212,12 +212,13 @@ def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
         )
         changes["target"] = target
     with pytest.raises(FedtideError, match=said):
-        check_scores(experiment)
+        check_scores(experiment, "study.toml")
 
 
 def test_sums_without_noise_under_privacy_are_refused():
-    with pytest.raises(FedtideError, match="found `sum_scores = true` and `privacy`, but its sums have noise"):
-        toy("fedavg", {}, wire={"sum_scores": True, "privacy": {"epsilon": 8.0, "clip": CLIP}})
+    for asked in (True, False):
+        with pytest.raises(FedtideError, match="found `sum_scores` and `privacy`, allowed: an epsilon for scores"):
+            toy("fedavg", {}, wire={"sum_scores": asked, "privacy": {"epsilon": 8.0, "clip": CLIP}})
 
 
 def test_sums_alone_tell_the_mean_and_nothing_else(tmp_path):
@@ -252,7 +253,7 @@ def test_rows_that_are_still_to_come_are_in_the_budget():
 
 
 def test_the_best_by_accuracy_are_kept_if_scores_are_sums():
-    check_scores(private(changes={"keep": {"by": "accuracy"}}))
+    check_scores(private(changes={"keep": {"by": "accuracy"}}), "study.toml")
 
 
 def test_a_draw_of_participants_gains_as_before(tmp_path):
