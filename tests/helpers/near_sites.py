@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,15 @@ def site_of(
     return make_site(study, played, Roster.of(nodes), folder / "site", address, "study.toml")
 
 
-def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str, Any]:
+def nodes_of(
+    folder: Path, site: Site, rules: Callable[[str], str], live: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
     nodes = {}
     for name in NAMES:
         policy = folder / f"{name}.toml"
         policy.write_text(rules(name))
-        seat = Seat.read(
-            Ticket.read(site.root / "tickets" / f"{name}.ticket"), [folder / f"{name}.csv"], policy, folder / name
-        )
+        ticket, watch = Ticket.read(site.root / "tickets" / f"{name}.ticket"), [live[name]] if live else []
+        seat = Seat.read(ticket, [folder / f"{name}.csv"], policy, folder / name, watch=watch)
         seat.settle()
         nodes[name] = WatchedNode(node_of(seat.settings), datetime.now(UTC), seat.home / RECORD)
     return nodes

@@ -94,6 +94,7 @@ class Node:
         masker: its secrets, if the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
         rounds: of the study, whose sums alone it opens; None opens those of all.
+        rows_for: the rows for a question, by its name, if they are not `rows`.
     """
 
     algorithm: Algorithm
@@ -112,6 +113,7 @@ class Node:
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
     rounds: int | None = None
+    rows_for: Mapping[str, ClientRows] = field(default_factory=dict)
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -213,7 +215,7 @@ class Node:
                 words[str(client)] = REFUSED + "too late"
                 continue
             try:
-                answer = self._clients(memory).answer(ask, client, received_by_client)
+                answer = self._clients(memory, asked.question).answer(ask, client, received_by_client)
                 if answer is None:
                     words[str(client)] = ABSTAINED
                 elif not is_finite(answer):
@@ -322,12 +324,12 @@ class Node:
         if isinstance(error, MemoryLost):
             self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)
-        self.log("".join(traceback.format_exception(error)))
+        self.log(str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error)))
         return f"{type(error).__name__} at the node, whose log says more"
 
-    def _clients(self, memory: NodeMemory) -> Clients:
-        least = self.policy().rows_at_least
-        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, self.wire.hides, least)
+    def _clients(self, memory: NodeMemory, question: str = "") -> Clients:
+        rows, least = self.rows_for.get(question, self.rows), self.policy().rows_at_least
+        return Clients(self.algorithm, rows, self.seed, memory, self.partial_work, self.wire.hides, least)
 
     def _score(
         self, asked: ScoreHeader, received: Tree, header: Mapping[str, Any], payload: bytes

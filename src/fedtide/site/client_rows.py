@@ -7,8 +7,8 @@ equal rows are never in two parts.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -27,8 +27,9 @@ from fedtide.data.population import Population, features
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources import NPZ, Texts
+from fedtide.data.sources.arrays import open_arrays
 from fedtide.data.sources.cells import read_cells
-from fedtide.data.sources.table_files import read_names
+from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.text import read_objects
 from fedtide.data.sources.texts import JSON_LINES
@@ -36,6 +37,7 @@ from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.fleets.engines import Host
 from fedtide.learn.target import CLASSES, Target
 from fedtide.runs.build import algorithm_of, host_of, task_of
+from fedtide.runs.export import read_features
 from fedtide.site.tickets import RowsAbout
 from fedtide.wire.answer_schema import made_up
 
@@ -93,6 +95,32 @@ def _read_rows(path: Path, about: RowsAbout, base: Path | None) -> Rows:
     elif rows.classes > about.classes:
         raise refused(f"{path}: label", int(rows.y.max()), f"0 to {about.classes - 1}, as in the study")
     return replace(rows, classes=about.classes, domain=None, client=None, client_names=(), domain_names=("all",))
+
+
+def has_labels(path: Path, about: RowsAbout) -> bool:
+    """Tell whether a file of the study's rows has labels."""
+    source = about.source_at(path.absolute())
+    if path.is_dir() or about.predicts_next:
+        return True
+    if isinstance(source, NPZ):
+        with open_arrays(path) as arrays:
+            return "y" in arrays.names
+    return source.label in _names_in(path, source)
+
+
+def read_inputs(path: Path, about: RowsAbout, base: Path | None = None) -> tuple[Tensor, int]:
+    """Read the features (rows, ...) of a file without looking at its labels; and how many texts were cut.
+
+    Raises:
+        FedtideError: there is no such file, it has no rows, or others than the study's.
+    """
+    source = about.source_at(path, base)
+    if isinstance(source, Texts):
+        return source.texts_of(path, None)
+    if isinstance(source, CSV) and source.learned is not None:
+        return source.encoded(path, None), 0
+    spelling = source.spelling if isinstance(source, CSV) else Spelling()
+    return read_features(path, about.shape, about.columns, spelling), 0
 
 
 def _names_in(path: Path, source: CSV | Texts) -> list[str]:
@@ -170,12 +198,14 @@ class FileRows:
         ids: of all rows, by their content.
         places: by client, its number in the population.
         val: whether the study sets validation rows aside.
+        fetch_val: returns the rows by which a client decides, in place of its validation rows; None changes nothing.
     """
 
     people: Population
     ids: Tensor
     places: Mapping[int, int]
     val: bool = False
+    fetch_val: Callable[[int, Moment], Shard] | None = field(default=None, repr=False, compare=False)
     target: ClassVar[Target] = CLASSES
     apart: ClassVar[bool] = False
 
@@ -199,18 +229,27 @@ class FileRows:
         if len(paths) != len(clients):
             allowed = f"{len(clients)}, one for each client of the {of}, in order"
             raise refused("--data", f"{len(paths)} files", allowed)
+        files = dict(sorted(zip(clients, paths, strict=True)))
+        rows = {client: read_rows(path, about, base) for client, path in files.items()}
+        dealt = FileRows.of(rows, split, transforms)
+        for client, path in files.items():
+            if not dealt.count(client, "train"):
+                many = len(rows[client])
+                raise FedtideError(f"{path}: none of its {many} rows is left for training, allowed: more rows")
+        return dealt
+
+    @staticmethod
+    def of(rows: Mapping[int, Rows], split: Split, transforms: tuple[Prepare, ...] = ()) -> "FileRows":
+        """Return the rows of clients, from those of each by its id, in order."""
         parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
         sorted_rows, sorted_ids, first = list[Rows](), list[Tensor](), 0
-        files = [path for _, path in sorted(zip(clients, paths, strict=True))]
-        for path, rows in zip(files, _padded_alike([read_rows(path, about, base) for path in files]), strict=True):
-            ids, positions = divide_rows(rows, split)
-            if not len(positions["train"]):
-                raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
+        for of_client in _padded_alike([*rows.values()]):
+            ids, positions = divide_rows(of_client, split)
             order = ids.argsort(stable=True)
             place = order.argsort()
             for part in PARTS:
                 parts[part].append((place[positions[part]] + first).tolist())
-            sorted_rows.append(rows.pick(order))
+            sorted_rows.append(of_client.pick(order))
             sorted_ids.append(ids[order])
             first += len(order)
         times = [rows.time for rows in sorted_rows if rows.time is not None]
@@ -223,7 +262,7 @@ class FileRows:
             cut=sum(rows.cut for rows in sorted_rows),
         )
         people = _population(joined, parts, len(sorted_rows), transforms)
-        places = {client: place for place, client in enumerate(sorted(clients))}
+        places = {client: place for place, client in enumerate(rows)}
         return FileRows(people, torch.cat(sorted_ids), places, split.val > 0)
 
     def count(self, client: int, part: str) -> int:
@@ -233,7 +272,11 @@ class FileRows:
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows of one client; its validation rows are fetched when they are used."""
         shard = self.people.shard(self.places[client], moment, part)
-        fetch_val = partial(self.shard, client, moment, "val") if part == "train" and self.val else None
+        fetch_val = None
+        if part == "train" and self.fetch_val is not None:
+            fetch_val = partial(self.fetch_val, client, moment)
+        elif part == "train" and self.val:
+            fetch_val = partial(self.shard, client, moment, "val")
         return replace(shard, ids=self.ids[shard.ids.long()], fetch_val=fetch_val)
 
     def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:

@@ -26,9 +26,7 @@ from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.rows import Rows
-from fedtide.data.sources.table_files import Spelling
-from fedtide.data.sources.tabular import CSV
-from fedtide.data.sources.texts import Texts, names_of_files
+from fedtide.data.sources.texts import names_of_files
 from fedtide.data.transforms import shape_after
 from fedtide.draw.prose import counted
 from fedtide.fleets.engines import Host
@@ -41,19 +39,28 @@ from fedtide.remote.node import Node
 from fedtide.remote.node_memory import JudgedModels
 from fedtide.remote.policy import SCORE, Policy
 from fedtide.runs.build import host_of, task_of
-from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, read_features, table
+from fedtide.runs.export import CHECKED, Model, described, names_of_classes, prepared, table
 from fedtide.runs.privacy import check_delta
 from fedtide.runs.trained import Models
 from fedtide.site import certificates
 from fedtide.site.accounts import OWN, Budget, describe_budget, ledger_for, warn_of_budget
 from fedtide.site.bases import at_base, count_trained, find_base
-from fedtide.site.client_rows import FileRows, algorithm_without_rows, describe_columns, zero_row, zero_rows
+from fedtide.site.client_rows import (
+    FileRows,
+    algorithm_without_rows,
+    describe_columns,
+    read_inputs,
+    zero_row,
+    zero_rows,
+)
 from fedtide.site.far_rows import Doubt, far_from_study
+from fedtide.site.live_rows import LiveRows
 from fedtide.site.machine import Health, Log, check_own, read_private_key
 from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, node_command, write_log, write_settings
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
 from fedtide.site.site import TOKENIZING, Site, installed_versions
 from fedtide.site.tickets import RowsAbout, Ticket
+from fedtide.transforms.watch import WATCH
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Masker
 from fedtide.wire.pipeline import FLOATING
@@ -84,6 +91,7 @@ class Seat:
         policy: the node's own rules.
         rules: the file of these rules.
         base: the folder or GGUF file of the study's pretrained base at this node; None if it has none.
+        live: the rows that its clients hold now, which a study that is watched counts; None counts validation rows.
     """
 
     ticket: Ticket
@@ -93,6 +101,7 @@ class Seat:
     policy: Policy = Policy()
     rules: Path | None = None
     base: Path | None = None
+    live: LiveRows | None = None
 
     @staticmethod
     def read(
@@ -101,6 +110,7 @@ class Seat:
         policy: Path | None = None,
         home: Path | None = None,
         base: str | None = None,
+        watch: Sequence[Path] = (),
     ) -> "Seat":
         """Read and check all of a seat; nothing is written.
 
@@ -110,6 +120,7 @@ class Seat:
             policy: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
             base: the owner's copy of the study's base, see `fedtide.site.bases.find_base`.
+            watch: files of the rows that clients hold now, which are not opened yet; () for none.
 
         Raises:
             FedtideError: a file is damaged, or does not fit the study or this machine.
@@ -128,8 +139,17 @@ class Seat:
         rows = FileRows.read(
             data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place
         )  # fmt: skip
-        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place)
+        live = None
+        if watch:
+            if len(watch) != len(ticket.clients):
+                allowed = f"{len(ticket.clients)}, one for each client of the ticket, in order"
+                raise refused("--watch", f"{len(watch)} files", allowed)
+            files = dict(zip(sorted(ticket.clients), watch, strict=True))
+            live = LiveRows(files, ticket.rows, study.data.transforms, place)
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place, live)
         seat.check_home()
+        if live is not None and WATCH not in seat.algorithm.works:
+            raise refused("--watch", str(watch[0]), "none, because the study is not watched")
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
             if name not in questions:
@@ -197,12 +217,14 @@ class Seat:
         """Return the node of the seat, with further settings."""
         ticket, memory = self.ticket, self.home / "memory" / self.ticket.digest
         clients, threads = frozenset(ticket.clients), ticket.experiment.fleet.threads
+        watched = {} if self.live is None else {WATCH: replace(self.rows, fetch_val=self.live.read)}
         return Node(
             self.algorithm,
             ticket.seed,
             self.rows,
             memory,
             ticket.digest,
+            rows_for=watched,
             threads=threads,
             clients=clients,
             rounds=ticket.experiment.rounds,
@@ -218,6 +240,7 @@ class Seat:
             "policy": None if self.rules is None else str(self.rules.absolute()),
             "home": str(self.home.absolute()),
             "base": None if self.base is None else str(self.base),
+            "watch": [] if self.live is None else [str(path.absolute()) for path in self.live.files.values()],
         }
 
     @property
@@ -251,6 +274,8 @@ class Seat:
         people = self.rows.people.rows
         if isinstance(people, Rows) and people.cut:
             yield f"rows: {people.cut} of {len(people)} texts are cut to {ticket.rows.shape[0]} tokens"
+        if self.live is not None:
+            yield from self.live.describe()
         if ticket.base is not None:
             yield f"base: {self.base}, digest {ticket.base.digest} as in the study; it is only read, and never sent"
         yield from (f"warning: {doubt.text}" for doubt in self.doubts)
@@ -387,8 +412,8 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
     """Build a node.
 
     Args:
-        settings: paths of a seat: `ticket`, `data`, `policy`, `home`, `base`. For a rehearsal with the rows of a site:
-            `site`, `home`, and `name` if that is not the folder's.
+        settings: paths of a seat: `ticket`, `data`, `policy`, `home`, `base`, `watch`. For a rehearsal with the rows of
+            a site: `site`, `home`, and `name` if that is not the folder's.
         log: takes what went wrong.
     """
     folder = Path(settings["home"])
@@ -416,8 +441,8 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
 
     else:
         policy = None if settings["policy"] is None else Path(settings["policy"])
-        data, base = [Path(path) for path in settings["data"]], settings.get("base")
-        seat = Seat.read(Ticket.read(Path(settings["ticket"])), data, policy, folder, base)
+        data, watch = ([Path(path) for path in settings.get(key, ())] for key in ("data", "watch"))
+        seat = Seat.read(Ticket.read(Path(settings["ticket"])), data, policy, folder, settings.get("base"), watch)
         experiment, name, key = seat.study, seat.ticket.node, seat.key
         study = ledger_for(experiment, seat.algorithm)
         clip = None if experiment.wire is None else experiment.wire.build().clip
@@ -548,18 +573,11 @@ def predict_at_node(
     check_free(out)
     judged, ticket, base, number = _read_model(folder, client, model)
     about = ticket.rows
-    source = about.source_at(path, base)
-    if isinstance(source, Texts):
-        if about.predicts_next:
-            raise refused("the study: rows", "sequences", "rows with one label each")
-        rows, cut = source.texts_of(path, None)
-        if cut:
-            print(f"fedtide: {path}: {cut} of {len(rows)} rows are cut to {source.context} tokens", file=sys.stderr)
-    elif isinstance(source, CSV) and source.learned is not None:
-        rows = source.encoded(path, None)
-    else:
-        spelling = source.spelling if isinstance(source, CSV) else Spelling()
-        rows = read_features(path, about.shape, about.columns, spelling)
+    if about.predicts_next:
+        raise refused("the study: rows", "sequences", "rows with one label each")
+    rows, cut = read_inputs(path, about, base)
+    if cut:
+        print(f"fedtide: {path}: {cut} of {len(rows)} rows are cut to {about.shape[0]} tokens", file=sys.stderr)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
     write_text(out, table(judged.predict(x).told, names_of_classes(judged), names_of_files(path)))
     return f"{ticket.node}, client {number}", judged.moment.round, len(x)

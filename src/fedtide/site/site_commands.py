@@ -164,6 +164,7 @@ def join(
     policy: Path | None = None,
     home: Path | None = None,
     base: str | None = None,
+    watch: list[Path] = [],  # noqa: B006 - never changed
     dry: bool = False,
     health: int | None = None,
     log_json: bool = False,
@@ -178,6 +179,8 @@ def join(
             "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
         base: your copy of the study's pretrained model: a folder, a GGUF file, or an installed package.
+        watch: a file with the rows that a client has now, for a study that is watched; read again when it changes. It
+            needs labels only where windows count them. Repeat it like --data.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         health: a port of the loopback at which programs of this machine can ask how the node is.
         log_json: write the log as lines of JSON.
@@ -196,7 +199,7 @@ def join(
         tell(line)
     home = home or Path(invitation.node)
     try:
-        seat = Seat.read(invitation, data, rules_of(home, policy), home, base)
+        seat = Seat.read(invitation, data, rules_of(home, policy), home, base, watch)
     except Disagreement:
         if not dry:
             tell(tell_server(invitation, home))

@@ -12,7 +12,8 @@ When to use it: a model is in use, or is trained for months, and nobody can look
 a change of their meaning is told, too; without them nothing can tell of it.
 
 Choices:
-    - ours: validation rows are counted, of a client without any its training rows, as in `on-need`.
+    - ours: validation rows are counted, of a client without any its training rows, as in `on-need`. A real client may
+      name a file of the rows that it has now.
     - ours: inputs are `tanh(x / 2)` of each column and its square, of more than `COLUMNS` columns along `DIRECTIONS`
       random directions. So columns have to be scaled. Tokens are not compared.
     - ours: a slot is the same group for ever. If clusters are made anew and there are as many as before, their
@@ -53,6 +54,10 @@ from fedtide.learn.task import classes_of
 from fedtide.transforms.transform import Transform, apply, each_slot, predict_own
 from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, in_words, look
 
+WATCH = "watch"
+"""Name of the question by which clients count."""
+UNKNOWN = -1
+"""Label of a row that has none; rows of a simulation all have one."""
 COLUMNS = 64
 """Columns of inputs that are compared one by one, at most."""
 DIRECTIONS = 16
@@ -122,7 +127,7 @@ class Watch(Transform):
 
         def cost(question: str, rows: Tensor) -> Tensor:
             assert base is not None
-            return base("loss" if question == "watch" else question, rows)
+            return base("loss" if question == WATCH else question, rows)
 
         def check(clients: Holdings) -> None:
             if algorithm.check is not None:
@@ -148,7 +153,7 @@ class Watch(Transform):
 
         unprivate = algorithm.traits.unprivate or "noise would tell of drift"
         traits = replace(algorithm.traits, compute_cost=base and cost, unprivate=unprivate)
-        works = {**algorithm.works, "watch": count_question(algorithm, self.rows)}
+        works = {**algorithm.works, WATCH: count_question(algorithm, self.rows)}
         return replace(algorithm, init=init, works=works, round=round, serve=serve, check=check, traits=traits)
 
     def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Known, dict[str, Any]]:
@@ -159,7 +164,7 @@ class Watch(Transform):
         asks_labels = self.labels == "always" or (self.labels == "first" and learns)
         payload, slot = algorithm.serve(state.inner, clients)
         sent = each_slot(payload, {"slot": slot}, lambda part: {"served": part, "labels": asks_labels})
-        reply = fleet.ask("watch", clients, sent, slot=slot)
+        reply = fleet.ask(WATCH, clients, sent, slot=slot)
         totals = [None] if reply.total is None else reply.total if slot is not None else [reply.total]
         sums = [None if total is None else total["window"] for total in totals]
         windows = [None if one is None or one.weight <= 0 else as_window(one) for one in sums]
@@ -215,7 +220,10 @@ def is_watched(algorithm: Algorithm) -> bool:
 
 
 def count_question(algorithm: Algorithm, most: int) -> Work:
-    """Build the question "watch": means over a client's rows, at most so many, of all that a window counts."""
+    """Build the question: means over a client's rows, at most so many, of all that a window counts.
+
+    A client with a row of unknown label abstains if labels are counted.
+    """
 
     def count(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         judged = predict_own(algorithm, payload["served"], memory, shard, moment, rng)
@@ -224,6 +232,8 @@ def count_question(algorithm: Algorithm, most: int) -> Work:
         rows, outputs = judged
         counts = torch.ones(rows.y.shape, dtype=torch.bool) if rows.mask is None else rows.mask
         logp, labels = outputs[counts], rows.y[counts]
+        if payload["labels"] and bool((labels == UNKNOWN).any()):
+            return None
         order = torch.from_numpy(rng.at("rows").numpy().permutation(len(labels)))[:most]
         shown = rows.x if rows.mask is not None else rows.x[order.to(rows.x.device)]
         window = count_rows(logp[order], labels[order] if payload["labels"] else None, shown[:most])
