@@ -103,7 +103,7 @@ def test_a_file_is_read_again_only_if_it_changed(tmp_path, monkeypatch):
     with pytest.raises(FedtideError, match="no column 'weight'"):
         rows.read(0, NOW)
     path.unlink()
-    with pytest.raises(FedtideError, match="berlin-now.csv: no such file"):
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
         rows.read(0, NOW)
 
 
@@ -120,12 +120,12 @@ def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
     lines = [line for line in seat(files["berlin"]).describe() if line.startswith("watch: ")]
     assert lines == [f"watch: {files['berlin']}: 30 rows without labels now; it is read again when it changes"]
     files["berlin"].unlink()
-    with pytest.raises(FedtideError, match="berlin-now.csv: no such file"):
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
         list(seat(files["berlin"]).describe())
 
 
 def test_rows_of_now_are_refused_by_a_study_that_is_not_watched(tmp_path):
     site = site_of(tmp_path)
     ticket = Ticket.read(site.root / "tickets" / "berlin.ticket")
-    with pytest.raises(FedtideError, match="--watch: found .*, allowed: none, because the study is not watched"):
+    with pytest.raises(FedtideError, match=r"--watch: found .*, allowed: none, because the study is not watched"):
         Seat.read(ticket, [tmp_path / "berlin.csv"], home=tmp_path / "home", watch=[tmp_path / "berlin.csv"])
