@@ -27,7 +27,7 @@ from fedtide.learn.target import NumberTarget
 from fedtide.runs.build import host_of
 from fedtide.transforms import Watch, apply
 from fedtide.transforms import watch as watching
-from fedtide.transforms.watch import as_window, count_rows, odd
+from fedtide.transforms.watch import as_window, count_rows, find_others, odd
 from fedtide.transforms.windows import (
     BINS,
     FAR,
@@ -405,6 +405,31 @@ def test_clusters_are_watched_one_by_one():
     run = played(toy("fielding", {"transforms": [{"kind": "watch", "windows": 1}]}), rounds=4)
     groups = run.state.own.groups
     assert len(groups) == 1 + len(run.host.algorithm.serve(run.state, torch.arange(8))[0])
+
+
+def test_a_slot_of_other_clients_is_another_group():
+    run = played(toy("fielding", {"transforms": [{"kind": "watch", "windows": 2}]}), rounds=3)
+    known = run.state.own
+    assert known.homes.tolist() == run.host.algorithm.serve(run.state, torch.arange(8))[1].tolist()
+    state = replace(run.state, own=replace(known, homes=(known.homes + 1) % 4))
+    run.fleet.begin(Moment(3, 4, 3.0))
+    after = run.host.algorithm.round(state, run.fleet, Rng(0).at(3, "server"))[0].own
+    assert after.groups[0].reference.equal(known.groups[0].reference)
+    assert all(int((group.reference[0, :, -1] > 0).sum()) <= 1 for group in after.groups[1:])
+    assert after.homes.equal(known.homes)
+    # A group is another one if more than half of its clients are others.
+    homes, clients = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.arange(7)
+    for slots, expected in (
+        ([0, 0, 0, 0, 1, 1, 1], set()),
+        ([0, 0, 1, 1, 1, 1, 1], set()),
+        ([0, 1, 1, 1, 1, 1, 1], set()),  # 3 of 6 are others
+        ([1, 1, 1, 1, 1, 1, 0], {0, 1}),
+    ):
+        _, others = find_others(homes, clients, torch.tensor(slots))
+        assert others == expected
+    # Clients that were not there are no others.
+    grown, others = find_others(homes[:2], torch.tensor([1, 4]), torch.tensor([0, 0]))
+    assert (grown.tolist(), others) == ([0, 0, -1, -1, 0], set())
 
 
 def test_a_method_without_classes_is_refused():

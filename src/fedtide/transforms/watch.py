@@ -16,8 +16,8 @@ Choices:
       name a file of the rows that it has now.
     - ours: inputs are `tanh(x / 2)` of each column and its square, of more than `COLUMNS` columns along `DIRECTIONS`
       random directions. So columns have to be scaled. Tokens are not compared.
-    - ours: a slot is the same group for ever. If clusters are made anew and there are as many as before, their
-      references are of others, and alarms of groups may be false.
+    - ours: a slot is another group if most of its clients are others than when its reference began. Then the
+      reference begins anew, and so do those of all slots if there are more or fewer of them.
     - ours: with `period` a window is compared with those of its phase, so that a rhythm is no drift.
     - ours: if the model is trained between windows, predictions are not compared, because they change by training.
       Confidence is calibrated by the last windows, and not by the first ones.
@@ -72,10 +72,12 @@ class Known:
 
     Args:
         groups: of all clients, then of each slot; empty before the first window.
+        homes: by client, its slot when the reference of this slot began; -1 if it is not known.
         left: rounds of training that are left, with `train = "alarm"`.
     """
 
     groups: tuple[Group, ...] = field(default_factory=tuple)
+    homes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     left: int = 0
 
 
@@ -177,10 +179,13 @@ class Watch(Transform):
         if why or whole[-1] > self.rows * len(reply.clients) + ROOM:
             return watched, {"watch": {"rows": 0, "refused": why or "more rows than clients may count"}}
         every = [whole, *(windows if slot is not None else ())]
-        groups = watched.groups
+        new = Group.begin(layout, self.period, self.windows)
+        groups, homes = watched.groups or (new,), watched.homes
         if len(groups) != len(every):  # the first window, or another number of clusters
-            whole_group = groups[:1] or (Group.begin(layout, self.period, self.windows),)
-            groups = (*whole_group, *(Group.begin(layout, self.period, self.windows) for _ in every[1:]))
+            groups, homes = (groups[0], *[new] * (len(every) - 1)), homes[:0]
+        if slot is not None:
+            homes, others = find_others(homes, clients, slot)
+            groups = (groups[0], *(new if k in others else group for k, group in enumerate(groups[1:])))
         lines: list[Any] = []
         after = list(groups)
         for number, window in enumerate(every):
@@ -192,7 +197,7 @@ class Watch(Transform):
             )
             lines.append(line)
         alarms = [alarm for number, line in enumerate(lines) if line for alarm in alarms_in(line, number - 1, layout)]
-        following = Known(tuple(after))
+        following = Known(tuple(after), homes)
         if alarms and self.train == "alarm":
             following = Known(left=self.rounds)
         shown = {"watch": {**lines[0], "clients": len(reply.clients), "groups": lines[1:], "alarms": alarms}}
@@ -288,6 +293,29 @@ def directions(columns: int) -> Tensor:
     """Return random directions (columns, DIRECTIONS), the same for all clients."""
     drawn = torch.from_numpy(Rng(0).at("watch").numpy().standard_normal((columns, DIRECTIONS)))
     return drawn / columns**0.5
+
+
+def find_others(homes: Tensor, clients: Tensor, slot: Tensor) -> tuple[Tensor, set[int]]:
+    """Return the slots of which most clients are others than at first, and the first slots of clients from now on.
+
+    Args:
+        homes: (clients so far,) by client its first slot, -1 if it is not known.
+        clients: ids (n,) of clients.
+        slot: (n,) their slots now.
+
+    >>> find_others(torch.tensor([0, 0, 1, 1, 1]), torch.arange(5), torch.tensor([0, 1, 1, 0, 0]))
+    (tensor([0, 0, 1, 0, 0]), {0})
+    """
+    missing = int(clients.max()) + 1 - len(homes) if len(clients) else 0
+    homes = torch.cat([homes, torch.full((max(missing, 0),), -1)])
+    first, others = homes[clients], set()
+    for k in slot.unique().tolist():
+        members = slot == k
+        known = first[members & (first >= 0)]
+        if len(known) and 2 * int((known == k).sum()) < len(known):
+            others.add(k)
+            first = torch.where(members, k, first)
+    return homes.index_copy(0, clients, torch.where(first < 0, slot, first)), others
 
 
 def as_window(total: Sum) -> Tensor:
