@@ -34,6 +34,7 @@ class World:
         labels: windows whose labels are counted.
         trains: whether the model is trained between windows.
         told: kinds that may tell of it; none if nothing can.
+        everyone: whether all clients are in each window.
     """
 
     what: str = ""
@@ -43,6 +44,7 @@ class World:
     labels: str = "always"
     trains: bool = False
     told: tuple[str, ...] = ()
+    everyone: bool = False
 
 
 SEEN = ("inputs", "predictions")
@@ -57,6 +59,7 @@ WORLDS = {
     "inputs, the model is trained": World("inputs", trains=True, told=("inputs", "labels", "meaning")),
     "labels, at once": World("labels", told=(*SEEN, "labels", "meaning")),
     "labels, without labels": World("labels", labels="first", told=SEEN),
+    "labels, without labels, all clients": World("labels", labels="first", told=SEEN, everyone=True),
     "meaning, with labels": World("meaning", told=("labels", "meaning")),
     "meaning, without labels": World("meaning", labels="first"),
 }
@@ -77,7 +80,7 @@ def windows(world: World, seed: int, begin: int, last: int, learns: int) -> Iter
     homes = APART * rng.normal(size=(CLIENTS, COLUMNS))
     for t in range(last):
         size = 0.0 if t < begin or not world.what else min((t - begin + 1) / world.over, 1.0) if world.over else 1.0
-        here = rng.permutation(CLIENTS)[: CLIENTS // 2]
+        here = rng.permutation(CLIENTS)[: CLIENTS if world.everyone else CLIENTS // 2]
         learned = min(0.6 + 0.4 * t / learns, 1.0) if world.trains else 1.0
         found, exact = [], []
         drawn = 4 * ROWS if world.what == "labels" and size else ROWS

@@ -198,14 +198,15 @@ class FileRows:
         ids: of all rows, by their content.
         places: by client, its number in the population.
         val: whether the study sets validation rows aside.
-        fetch_val: returns the rows by which a client decides, in place of its validation rows; None changes nothing.
+        fetch_val: returns the rows by which a client decides, in place of its validation rows. If it has none it
+            decides nothing.
     """
 
     people: Population
     ids: Tensor
     places: Mapping[int, int]
     val: bool = False
-    fetch_val: Callable[[int, Moment], Shard] | None = field(default=None, repr=False, compare=False)
+    fetch_val: Callable[[int, Moment], Shard | None] | None = field(default=None, repr=False, compare=False)
     target: ClassVar[Target] = CLASSES
     apart: ClassVar[bool] = False
 
@@ -272,12 +273,13 @@ class FileRows:
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows of one client; its validation rows are fetched when they are used."""
         shard = self.people.shard(self.places[client], moment, part)
-        fetch_val = None
+        shard = replace(shard, ids=self.ids[shard.ids.long()], fetch_val=None)
         if part == "train" and self.fetch_val is not None:
-            fetch_val = partial(self.fetch_val, client, moment)
-        elif part == "train" and self.val:
-            fetch_val = partial(self.shard, client, moment, "val")
-        return replace(shard, ids=self.ids[shard.ids.long()], fetch_val=fetch_val)
+            val = self.fetch_val(client, moment)
+            return shard.pick(slice(0, 0)) if val is None else replace(shard, fetch_val=lambda: val)
+        if part == "train" and self.val:
+            return replace(shard, fetch_val=partial(self.shard, client, moment, "val"))
+        return shard
 
     def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
         """Count the rows of a part of each of `clients`, or all steps of its sequences."""

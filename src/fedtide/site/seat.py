@@ -145,7 +145,7 @@ class Seat:
                 allowed = f"{len(ticket.clients)}, one for each client of the ticket, in order"
                 raise refused("--watch", f"{len(watch)} files", allowed)
             files = dict(zip(sorted(ticket.clients), watch, strict=True))
-            live = LiveRows(files, ticket.rows, study.data.transforms, place)
+            live = LiveRows(files, ticket.rows, home or Path(ticket.node), study.data.transforms, place)
         seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place, live)
         seat.check_home()
         if live is not None and WATCH not in seat.algorithm.works:

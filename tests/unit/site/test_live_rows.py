@@ -10,14 +10,12 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.trees import same
-from fedtide.site.live_rows import LiveRows
+from fedtide.site.live_rows import COUNTED, LiveRows
 from fedtide.site.seat import Seat
 from fedtide.site.tickets import Ticket
 from fedtide.transforms.watch import UNKNOWN
 from helpers.hospitals import NAMES, STUDY
 from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
-
-NOW = Moment(0, 4, 0.0)
 
 
 def watched(folder, labels: str = "never", train: str = "always", **changes):
@@ -59,23 +57,24 @@ def served(folder, site, files):
 
 
 @pytest.mark.parametrize(
-    ("wire", "last"),
-    [({}, {"rows": 60, "clients": 2}), ({"secure": True, "fewest": 3}, {"rows": 0})],
+    ("wire", "rows"),
+    [({}, [90, 40, 30]), ({"secure": True, "fewest": 3}, [90, 0, 0])],
     ids=["plain", "masked"],
 )
-def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_path, wire, last):
+def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_path, wire, rows):
     site = watched(tmp_path, **({"wire": wire} if wire else {}))
     files = live_files(tmp_path)
     trained, plain = windows_of(site, served(tmp_path, site, None))
 
     def change(round: int) -> None:
+        """All files are new in the second window but that of lyon, and that of oslo is empty in the third."""
         header, *rows = files["oslo"].read_text().splitlines()
         files["oslo"].write_text("\n".join([header, *(rows if round == 1 else [])[:10]]) + "\n")
+        files["berlin"].touch()
 
     state, windows = windows_of(site, served(tmp_path, site, files), between=change)
     assert [window["rows"] for window in plain] == [17] * 3  # validation rows
-    assert [window["rows"] for window in windows[:2]] == [90, 70]  # 10 rows of oslo, and then none
-    assert {name: windows[2][name] for name in last} == last
+    assert [window["rows"] for window in windows] == rows  # a sum of fewer than three is not masked
     assert same(state, trained)
 
 
@@ -83,28 +82,37 @@ def test_windows_that_count_labels_go_without_a_file_that_has_none(tmp_path):
     site = watched(tmp_path, "first", "never")
     files = live_files(tmp_path, label=True) | {"lyon": live_files(tmp_path)["lyon"]}
     files["berlin"] = tmp_path / "berlin.csv"
-    _, windows = windows_of(site, served(tmp_path, site, files))
+    _, windows = windows_of(
+        site, served(tmp_path, site, files), between=lambda round: [file.touch() for file in files.values()]
+    )
     assert [window["clients"] for window in windows] == [1, 1, 3]
 
 
-def test_a_file_is_read_again_only_if_it_changed(tmp_path, monkeypatch):
+def test_a_file_is_counted_once_and_again_when_it_changed(tmp_path):
     site = watched(tmp_path)
     path = live_files(tmp_path)["berlin"]
-    rows = LiveRows({0: path}, site.about.rows)
-    first = rows.read(0, NOW)
-    assert rows.read(0, NOW) is first
+
+    def read(round: int):
+        return LiveRows({0: path}, site.about.rows, tmp_path).read(0, Moment(round, 9, 0.0))  # as a node begun anew
+
+    first = read(3)
     assert (len(first), first.y.unique().tolist()) == (30, [UNKNOWN])
+    assert same(read(3), first)  # the question may come again
+    assert read(4) is None
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:11]) + "\n")
-    assert len(rows.read(0, NOW)) == 10
-    labeled = LiveRows({0: tmp_path / "berlin.csv"}, site.about.rows).read(0, NOW)
+    assert len(read(4)) == 10
+    path.write_text((tmp_path / "berlin.csv").read_text())
+    labeled = read(5)
     assert (len(labeled), sorted(labeled.y.unique().tolist())) == (90, [0, 1, 2])
+    (tmp_path / COUNTED).write_text("{")
+    assert len(read(6)) == 90
     path.write_text("pulse,age\n1,2\n")
     with pytest.raises(FedtideError, match="no column 'weight'"):
-        rows.read(0, NOW)
+        read(7)
     path.unlink()
     with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
-        rows.read(0, NOW)
+        read(7)
 
 
 def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
