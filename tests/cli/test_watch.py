@@ -120,6 +120,8 @@ def test_wrong_options_are_one_line(alarmed, here, capsys, words, said):
 
 def test_what_cannot_be_watched_is_one_line(alarmed, here, capsys):
     assert "not a run folder" in refused(capsys, here, "watch", here / "nothing")
+    part = next(alarmed.glob("*/*/rounds.jsonl")).parent
+    assert refused(capsys, here, "watch", part) == f"{part}: is a part of a run; its run folder is {alarmed}"
     assert 'no method is watched; add transforms = ["watch"] to one' in refused(
         capsys, here, "watch", alarmed, "--method", "A"
     )
