@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -72,6 +72,20 @@ COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", 
 """Columns of `Scores` that a node sends."""
 
 
+class LiveRows(Protocol):
+    """The rows for one question that clients hold now."""
+
+    @property
+    def rows(self) -> ClientRows:
+        """The rows of clients, after `has_news`."""
+
+    def has_news(self, client: int, received: Payload) -> bool:
+        """Look at a client's rows, and tell whether it has some for this question that were not counted before."""
+
+    def note(self, client: int, moment: Moment) -> None:
+        """Write down that a client has answered with them."""
+
+
 @dataclass(frozen=True)
 class Node:
     """A node with its clients.
@@ -94,7 +108,7 @@ class Node:
         masker: its secrets, if the wire is secure.
         clients: whose work it does; None does that of all whose rows are at hand.
         rounds: of the study, whose sums alone it opens; None opens those of all.
-        rows_for: the rows for a question, by its name, if they are not `rows`.
+        live: the rows for a question, by its name, if they are those that clients hold now.
     """
 
     algorithm: Algorithm
@@ -113,7 +127,7 @@ class Node:
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
     rounds: int | None = None
-    rows_for: Mapping[str, ClientRows] = field(default_factory=dict)
+    live: Mapping[str, LiveRows] = field(default_factory=dict)
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -210,12 +224,15 @@ class Node:
         sent: dict[int, Tree] = {}
         keeping: list[int] = []
         ask, memory = _ask_of(asked, asked.clients), _memory_of(self.folder, asked)
+        live = self.live.get(asked.question)
+        clients = self._clients(memory, self.rows if live is None else live.rows)
         for place, (client, received_by_client) in enumerate(ask.sent(received), start=1):
             if time.monotonic() - began > asked.deadline:
                 words[str(client)] = REFUSED + "too late"
                 continue
             try:
-                answer = self._clients(memory, asked.question).answer(ask, client, received_by_client)
+                is_new = live is None or live.has_news(client, received_by_client)
+                answer = clients.answer(ask, client, received_by_client) if is_new else None
                 if answer is None:
                     words[str(client)] = ABSTAINED
                 elif not is_finite(answer):
@@ -225,9 +242,12 @@ class Node:
                     keeping += [client] * keeps
                     sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     words[str(client)] = ANSWERED
+                    if live is not None:
+                        live.note(client, ask.moment)
             except Exception as error:
                 sent.pop(client, None)
-                words[str(client)] = REFUSED + self._described(error)
+                about = f"round {ask.moment.round + 1}, '{ask.question}' of client {client}: "
+                words[str(client)] = REFUSED + self._described(error, about)
                 if self.wire.hides and not isinstance(error, SAFE):  # another one may tell of the rows
                     with suppress(MemoryLost):
                         sent[client], keeps = self._keep_and_send(asked, ask, client, Answer({}), memory)
@@ -315,8 +335,8 @@ class Node:
             return objection(self.masker, asked, self._fewest)
         return None
 
-    def _described(self, error: Exception) -> str:
-        """Describe an error without its text, which may hold data; the node's log has it in full."""
+    def _described(self, error: Exception, about: str = "") -> str:
+        """Describe an error without its text, which may hold data; the node's log has it in full, behind `about`."""
         if isinstance(error, TooLarge):
             return TOO_LARGE.removeprefix(REFUSED)
         if isinstance(error, Unreadable):
@@ -324,11 +344,13 @@ class Node:
         if isinstance(error, MemoryLost):
             self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)
-        self.log(str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error)))
+        self.log(
+            about + (str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error)))
+        )
         return f"{type(error).__name__} at the node, whose log says more"
 
-    def _clients(self, memory: NodeMemory, question: str = "") -> Clients:
-        rows, least = self.rows_for.get(question, self.rows), self.policy().rows_at_least
+    def _clients(self, memory: NodeMemory, rows: ClientRows | None = None) -> Clients:
+        rows, least = rows or self.rows, self.policy().rows_at_least
         return Clients(self.algorithm, rows, self.seed, memory, self.partial_work, self.wire.hides, least)
 
     def _score(

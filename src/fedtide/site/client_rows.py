@@ -198,15 +198,14 @@ class FileRows:
         ids: of all rows, by their content.
         places: by client, its number in the population.
         val: whether the study sets validation rows aside.
-        fetch_val: returns the rows by which a client decides, in place of its validation rows. If it has none it
-            decides nothing.
+        fetch_val: returns the rows by which a client decides, in place of its validation rows; None changes nothing.
     """
 
     people: Population
     ids: Tensor
     places: Mapping[int, int]
     val: bool = False
-    fetch_val: Callable[[int, Moment], Shard | None] | None = field(default=None, repr=False, compare=False)
+    fetch_val: Callable[[int, Moment], Shard] | None = field(default=None, repr=False, compare=False)
     target: ClassVar[Target] = CLASSES
     apart: ClassVar[bool] = False
 
@@ -275,8 +274,7 @@ class FileRows:
         shard = self.people.shard(self.places[client], moment, part)
         shard = replace(shard, ids=self.ids[shard.ids.long()], fetch_val=None)
         if part == "train" and self.fetch_val is not None:
-            val = self.fetch_val(client, moment)
-            return shard.pick(slice(0, 0)) if val is None else replace(shard, fetch_val=lambda: val)
+            return replace(shard, fetch_val=partial(self.fetch_val, client, moment))
         if part == "train" and self.val:
             return replace(shard, fetch_val=partial(self.shard, client, moment, "val"))
         return shard

@@ -1,34 +1,33 @@
-"""Rows that a node's clients hold now: files that are read again after each change, for a study that is watched.
+"""Rows that a node's clients hold now: files that other programs write, for a study that is watched.
 
-A file is counted once. Its rows would look like more of the same, if later windows counted them again.
+A file is counted once, because rows that later windows counted again would look like more of the same. If no window
+counted it, as too few clients had new ones, it waits for a later one.
 
 Training and evaluation go on with the rows of the node's start, so what they compute does not depend on these files.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedtide.core.atomic import write_text
-from fedtide.core.base import Moment, Shard
+from fedtide.core.base import Moment, Payload, Shard
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.data.partition import Split
-from fedtide.data.transforms import Prepare
 from fedtide.draw.prose import counted
+from fedtide.remote.policy import Policy
 from fedtide.runs.export import prepared
 from fedtide.site.client_rows import FileRows, has_labels, read_inputs, read_rows
 from fedtide.site.tickets import RowsAbout
-from fedtide.transforms.watch import UNKNOWN
 
 WHOLE = Split(test=0.0, val=0.0)
 """All rows of a file are in one part."""
-
 COUNTED = "watched.json"
-"""File in a node's folder with the last file of each client that was counted, and in which round."""
+"""File in a node's folder with the digest of each client's last rows, and the round in which they were counted."""
 
 
 @dataclass(frozen=True)
@@ -36,60 +35,79 @@ class LiveRows:
     """Rows that clients hold now.
 
     Args:
-        files: of each client; other programs write them.
+        own: the rows of the node's start.
+        files: of each client.
         about: the description of rows.
         home: the node's folder.
-        transforms: of the study's rows.
+        labels: whether windows may count labels; if not, none is read.
         base: the folder or GGUF file of the study's pretrained base at this node; None if it has none.
+        policy: returns the rules of the node's owner as they are now.
     """
 
+    own: FileRows
     files: Mapping[int, Path]
     about: RowsAbout
     home: Path
-    transforms: tuple[Prepare, ...] = ()
+    labels: bool = True
     base: Path | None = None
+    policy: Callable[[], Policy] = Policy
+    _now: dict[int, tuple[Shard, str]] = field(default_factory=dict, repr=False, compare=False)
 
-    def read(self, client: int, moment: Moment) -> Shard | None:
-        """Return the rows in a client's file as it is now; None if they were counted in an earlier round.
+    @property
+    def rows(self) -> FileRows:
+        """The rows of the node's start, with those of now in place of validation rows."""
+        return replace(self.own, fetch_val=lambda client, moment: self._now[client][0])
 
-        In a file without labels each label is `UNKNOWN`.
+    def has_news(self, client: int, received: Payload) -> bool:
+        """Read a client's file, and tell whether its rows were counted in no window yet.
+
+        Args:
+            client: id of the client.
+            received: what it is asked with.
 
         Raises:
-            FedtideError: there is no such file, it has no rows, or others than the study's.
+            FedtideError: there is no such file, it has no rows, others than the study's, too few for the node's owner,
+                or no labels although the window counts them.
         """
-        path, counted = self.files[client], self._counted()
-        try:
-            about = path.stat()
-        except OSError:
-            raise FedtideError(f"{path}: no such file") from None
-        stamp = [about.st_mtime_ns, about.st_size, about.st_ino]
-        if counted.get(str(client), [None])[0] == stamp and counted[str(client)][1] != moment.round:
-            return None
-        rows = self._read(path, client, moment)
-        write_text(self.home / COUNTED, json.dumps(counted | {str(client): [stamp, moment.round]}))
-        return rows
+        path = self.files[client]
+        rows, is_labeled = self._read(client)
+        if received["labels"] and not is_labeled:
+            raise FedtideError(f"{path}: has no labels, and this window counts them")
+        if len(rows) < (least := self.policy().rows_at_least):
+            raise FedtideError(f"{path}: has {counted(len(rows), 'row')}, and its owner wants {least} or more")
+        digest = hashlib.sha256(rows.x.contiguous().numpy().tobytes() + rows.y.numpy().tobytes()).hexdigest()
+        self._now[client] = rows, digest
+        before, round = self._counted().get(str(client), (None, -1))
+        return before != digest or round > received["counted"]
 
-    def _counted(self) -> dict[str, Any]:
+    def note(self, client: int, moment: Moment) -> None:
+        """Write down that a client has answered with its rows of now."""
+        last = {**self._counted(), str(client): (self._now[client][1], moment.round)}
+        write_text(self.home / COUNTED, json.dumps(last))
+
+    def _counted(self) -> dict[str, tuple[str, int]]:
         try:
-            return dict(json.loads((self.home / COUNTED).read_text(encoding="utf-8")))
-        except (OSError, *UNREADABLE):  # rows are counted once more
+            read = json.loads((self.home / COUNTED).read_text(encoding="utf-8"))
+            return {str(client): (str(digest), int(round)) for client, (digest, round) in read.items()}
+        except (OSError, AttributeError, *UNREADABLE):  # rows are counted once more
             return {}
 
-    def _read(self, path: Path, client: int, moment: Moment) -> Shard:
-        if has_labels(path, self.about):
-            rows = FileRows.of({client: read_rows(path, self.about, self.base)}, WHOLE, self.transforms)
-            return rows.shard(client, moment)
+    def _read(self, client: int) -> tuple[Shard, bool]:
+        path, transforms = self.files[client], self.own.people.transforms
+        if self.labels and has_labels(path, self.about):
+            rows = FileRows.of({client: read_rows(path, self.about, self.base)}, WHOLE, transforms)
+            return rows.shard(client, Moment(0, 0, 0.0)), True
         x, _ = read_inputs(path, self.about, self.base)
-        seen = prepared(x, getattr(torch, self.about.dtype), self.transforms)
-        return Shard(seen, torch.full((len(x),), UNKNOWN), torch.arange(len(x)))
+        seen = prepared(x, getattr(torch, self.about.dtype), transforms)
+        return Shard(seen, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x))), False
 
     def describe(self) -> Iterator[str]:
         """Say in lines what the files hold now.
 
         Raises:
-            FedtideError: see `read`.
+            FedtideError: see `has_news`.
         """
         for client, path in self.files.items():
-            rows = self._read(path, client, Moment(0, 0, 0.0))
-            labels = "with labels" if has_labels(path, self.about) else "without labels"
-            yield f"watch: {path}: {counted(len(rows), 'row')} {labels} now; it is read again when it changes"
+            rows, is_labeled = self._read(client)
+            labels = "with labels" if is_labeled else "without labels"
+            yield f"watch: {path}: {counted(len(rows), 'row')} {labels} now; each new content is counted in a window"

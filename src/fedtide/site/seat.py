@@ -60,7 +60,7 @@ from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, no
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
 from fedtide.site.site import TOKENIZING, Site, installed_versions
 from fedtide.site.tickets import RowsAbout, Ticket
-from fedtide.transforms.watch import WATCH
+from fedtide.transforms.watch import WATCH, Watch
 from fedtide.wire.keys import library
 from fedtide.wire.masks import Masker
 from fedtide.wire.pipeline import FLOATING
@@ -144,12 +144,18 @@ class Seat:
             if len(watch) != len(ticket.clients):
                 allowed = f"{len(ticket.clients)}, one for each client of the ticket, in order"
                 raise refused("--watch", f"{len(watch)} files", allowed)
-            files = dict(zip(sorted(ticket.clients), watch, strict=True))
-            live = LiveRows(files, ticket.rows, home or Path(ticket.node), study.data.transforms, place)
+            if len({path.absolute() for path in watch}) < len(watch):
+                raise refused("--watch", "one file twice", "a file for each client")
+            live = LiveRows(
+                rows, dict(zip(ticket.clients, watch, strict=True)), ticket.rows, home or Path(ticket.node), base=place
+            )
         seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place, live)
         seat.check_home()
-        if live is not None and WATCH not in seat.algorithm.works:
-            raise refused("--watch", str(watch[0]), "none, because the study is not watched")
+        if live is not None:
+            transform = next((one for one in seat.algorithm.transforms if isinstance(one, Watch)), None)
+            if transform is None:
+                raise refused("--watch", str(watch[0]), "none, because the study is not watched")
+            seat = replace(seat, live=replace(live, labels=transform.labels != "never"))
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
             if name not in questions:
@@ -217,14 +223,15 @@ class Seat:
         """Return the node of the seat, with further settings."""
         ticket, memory = self.ticket, self.home / "memory" / self.ticket.digest
         clients, threads = frozenset(ticket.clients), ticket.experiment.fleet.threads
-        watched = {} if self.live is None else {WATCH: replace(self.rows, fetch_val=self.live.read)}
+        rules = more.get("policy", Policy)
+        live = {} if self.live is None else {WATCH: replace(self.live, policy=rules)}
         return Node(
             self.algorithm,
             ticket.seed,
             self.rows,
             memory,
             ticket.digest,
-            rows_for=watched,
+            live=live,
             threads=threads,
             clients=clients,
             rounds=ticket.experiment.rounds,

@@ -56,8 +56,6 @@ from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detect
 
 WATCH = "watch"
 """Name of the question by which clients count."""
-UNKNOWN = -1
-"""Label of a row that has none; rows of a simulation all have one."""
 COLUMNS = 64
 """Columns of inputs that are compared one by one, at most."""
 DIRECTIONS = 16
@@ -74,11 +72,13 @@ class Known:
         groups: of all clients, then of each slot; empty before the first window.
         homes: by client, its slot when the reference of this slot began; -1 if it is not known.
         left: rounds of training that are left, with `train = "alarm"`.
+        counted: the last round whose window had rows; -1 before the first. Clients count files of rows once.
     """
 
     groups: tuple[Group, ...] = field(default_factory=tuple)
     homes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     left: int = 0
+    counted: int = -1
 
 
 @ingredient
@@ -165,7 +165,8 @@ class Watch(Transform):
         learns = not watched.groups or watched.groups[0].learns(phase)
         asks_labels = self.labels == "always" or (self.labels == "first" and learns)
         payload, slot = algorithm.serve(state.inner, clients)
-        sent = each_slot(payload, {"slot": slot}, lambda part: {"served": part, "labels": asks_labels})
+        about = {"labels": asks_labels, "counted": watched.counted}
+        sent = each_slot(payload, {"slot": slot}, lambda part: {"served": part, **about})
         reply = fleet.ask(WATCH, clients, sent, slot=slot)
         totals = [None] if reply.total is None else reply.total if slot is not None else [reply.total]
         sums = [None if total is None else total["window"] for total in totals]
@@ -197,9 +198,9 @@ class Watch(Transform):
             )
             lines.append(line)
         alarms = [alarm for number, line in enumerate(lines) if line for alarm in alarms_in(line, number - 1, layout)]
-        following = Known(tuple(after), homes)
+        following = Known(tuple(after), homes, counted=fleet.moment.round)
         if alarms and self.train == "alarm":
-            following = Known(left=self.rounds)
+            following = Known(left=self.rounds, counted=fleet.moment.round)
         shown = {"watch": {**lines[0], "clients": len(reply.clients), "groups": lines[1:], "alarms": alarms}}
         return following, shown if lines[0]["estimate"] is None else {"estimated": lines[0]["estimate"], **shown}
 
@@ -225,10 +226,7 @@ def is_watched(algorithm: Algorithm) -> bool:
 
 
 def count_question(algorithm: Algorithm, most: int) -> Work:
-    """Build the question: means over a client's rows, at most so many, of all that a window counts.
-
-    A client with a row of unknown label abstains if labels are counted.
-    """
+    """Build the question: means over a client's rows, at most so many, of all that a window counts."""
 
     def count(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         judged = predict_own(algorithm, payload["served"], memory, shard, moment, rng)
@@ -237,8 +235,6 @@ def count_question(algorithm: Algorithm, most: int) -> Work:
         rows, outputs = judged
         counts = torch.ones(rows.y.shape, dtype=torch.bool) if rows.mask is None else rows.mask
         logp, labels = outputs[counts], rows.y[counts]
-        if payload["labels"] and bool((labels == UNKNOWN).any()):
-            return None
         order = torch.from_numpy(rng.at("rows").numpy().permutation(len(labels)))[:most]
         shown = rows.x if rows.mask is not None else rows.x[order.to(rows.x.device)]
         window = count_rows(logp[order], labels[order] if payload["labels"] else None, shown[:most])

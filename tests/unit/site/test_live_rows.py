@@ -10,10 +10,12 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.trees import same
+from fedtide.data.partition import Split
+from fedtide.remote.policy import Policy
+from fedtide.site.client_rows import FileRows
 from fedtide.site.live_rows import COUNTED, LiveRows
 from fedtide.site.seat import Seat
 from fedtide.site.tickets import Ticket
-from fedtide.transforms.watch import UNKNOWN
 from helpers.hospitals import NAMES, STUDY
 from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
 
@@ -37,6 +39,13 @@ def live_files(folder, lines: int = 30, *, label: bool = False) -> dict:
     return files
 
 
+def change(path) -> None:
+    """Change a number of the first row."""
+    header, first, *rows = path.read_text().splitlines()
+    number, *others = first.split(",")
+    path.write_text("\n".join([header, ",".join([str(float(number) + 1), *others]), *rows]) + "\n")
+
+
 def write(path, lines, columns) -> None:
     path.write_text("".join(",".join(line.split(",")[column] for column in columns) + "\n" for line in lines))
 
@@ -58,7 +67,7 @@ def served(folder, site, files):
 
 @pytest.mark.parametrize(
     ("wire", "rows"),
-    [({}, [90, 40, 30]), ({"secure": True, "fewest": 3}, [90, 0, 0])],
+    [({}, [90, 60, 30]), ({"secure": True, "fewest": 3}, [90, 0, 90])],
     ids=["plain", "masked"],
 )
 def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_path, wire, rows):
@@ -66,13 +75,12 @@ def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_
     files = live_files(tmp_path)
     trained, plain = windows_of(site, served(tmp_path, site, None))
 
-    def change(round: int) -> None:
-        """All files are new in the second window but that of lyon, and that of oslo is empty in the third."""
-        header, *rows = files["oslo"].read_text().splitlines()
-        files["oslo"].write_text("\n".join([header, *(rows if round == 1 else [])[:10]]) + "\n")
-        files["berlin"].touch()
+    def news(round: int) -> None:
+        """Berlin and oslo have other rows in the second window, lyon has in the third."""
+        for name in ("berlin", "oslo") if round == 1 else ("lyon",):
+            change(files[name])
 
-    state, windows = windows_of(site, served(tmp_path, site, files), between=change)
+    state, windows = windows_of(site, served(tmp_path, site, files), between=news)
     assert [window["rows"] for window in plain] == [17] * 3  # validation rows
     assert [window["rows"] for window in windows] == rows  # a sum of fewer than three is not masked
     assert same(state, trained)
@@ -80,39 +88,61 @@ def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_
 
 def test_windows_that_count_labels_go_without_a_file_that_has_none(tmp_path):
     site = watched(tmp_path, "first", "never")
-    files = live_files(tmp_path, label=True) | {"lyon": live_files(tmp_path)["lyon"]}
-    files["berlin"] = tmp_path / "berlin.csv"
+    unlabeled = live_files(tmp_path)["lyon"].read_text()
+    files = live_files(tmp_path, label=True)
+    files["lyon"].write_text(unlabeled)
     _, windows = windows_of(
-        site, served(tmp_path, site, files), between=lambda round: [file.touch() for file in files.values()]
+        site, served(tmp_path, site, files), between=lambda round: [change(file) for file in files.values()]
     )
-    assert [window["clients"] for window in windows] == [1, 1, 3]
+    assert [window["clients"] for window in windows] == [2, 2, 3]
 
 
-def test_a_file_is_counted_once_and_again_when_it_changed(tmp_path):
+def test_rows_are_counted_once(tmp_path):
     site = watched(tmp_path)
-    path = live_files(tmp_path)["berlin"]
+    path, about = live_files(tmp_path)["berlin"], site.about.rows
+    own = FileRows.read([tmp_path / "berlin.csv"], [0], about, Split())
 
-    def read(round: int):
-        return LiveRows({0: path}, site.about.rows, tmp_path).read(0, Moment(round, 9, 0.0))  # as a node begun anew
+    def asked(round: int, counted: int, *, labels: bool = False, least: int = 1) -> int:
+        """How many rows a node that is begun anew has for a window; 0 if it answers with none."""
+        rows = LiveRows(own, {0: path}, about, tmp_path, policy=lambda: Policy(rows_at_least=least))
+        if not rows.has_news(0, {"labels": labels, "counted": counted}):
+            return 0
+        rows.note(0, Moment(round, 9, 0.0))
+        return len(rows.rows.shard(0, Moment(round, 9, 0.0)).val)
 
-    first = read(3)
-    assert (len(first), first.y.unique().tolist()) == (30, [UNKNOWN])
-    assert same(read(3), first)  # the question may come again
-    assert read(4) is None
+    assert asked(3, -1) == 30
+    assert asked(3, -1) == 30  # the question may come again
+    assert asked(4, -1) == 30  # no window has counted it: it was lost, or others had none
+    assert asked(5, 4) == 0
+    path.touch()
+    assert asked(6, 4) == 0
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:11]) + "\n")
-    assert len(read(4)) == 10
+    assert asked(6, 4) == 10
+    for damaged in ("{", "[1]", '{"0": 5}', '{"0": [null]}'):
+        (tmp_path / COUNTED).write_text(damaged)
+        assert asked(7, 6) == 10
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: has 10 rows, and its owner wants 11 or more"):
+        asked(8, 7, least=11)
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: has no labels, and this window counts them"):
+        asked(8, 7, labels=True)
     path.write_text((tmp_path / "berlin.csv").read_text())
-    labeled = read(5)
-    assert (len(labeled), sorted(labeled.y.unique().tolist())) == (90, [0, 1, 2])
-    (tmp_path / COUNTED).write_text("{")
-    assert len(read(6)) == 90
+    assert asked(8, 7, labels=True) == 90
     path.write_text("pulse,age\n1,2\n")
     with pytest.raises(FedtideError, match="no column 'weight'"):
-        read(7)
+        asked(9, 8)
     path.unlink()
     with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
-        read(7)
+        asked(9, 8)
+
+
+def test_labels_that_no_window_counts_are_not_read(tmp_path):
+    site = watched(tmp_path)
+    path = live_files(tmp_path, label=True)["berlin"]
+    path.write_text(path.read_text().replace("calm", "dead"))
+    ticket = Ticket.read(site.root / "tickets" / "berlin.ticket")
+    seat = Seat.read(ticket, [tmp_path / "berlin.csv"], home=tmp_path / "home", watch=[path])
+    assert any("30 rows without labels now" in line for line in seat.describe())
 
 
 def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
@@ -126,7 +156,7 @@ def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
     with pytest.raises(FedtideError, match="--watch: found '2 files', allowed: 1, one for each client of the ticket"):
         seat(files["berlin"], files["lyon"])
     lines = [line for line in seat(files["berlin"]).describe() if line.startswith("watch: ")]
-    assert lines == [f"watch: {files['berlin']}: 30 rows without labels now; it is read again when it changes"]
+    assert lines == [f"watch: {files['berlin']}: 30 rows without labels now; each new content is counted in a window"]
     files["berlin"].unlink()
     with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
         list(seat(files["berlin"]).describe())
