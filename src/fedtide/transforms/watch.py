@@ -307,8 +307,8 @@ def find_others(homes: Tensor, clients: Tensor, slot: Tensor) -> tuple[Tensor, s
     first, others = homes[clients], set()
     for k in slot.unique().tolist():
         members = slot == k
-        known = first[members & (first >= 0)]
-        if len(known) and 2 * int((known == k).sum()) < len(known):
+        before = first[members & (first >= 0)]
+        if len(before) and 2 * int((before == k).sum()) < len(before):
             others.add(k)
             first = torch.where(members, k, first)
     return homes.index_copy(0, clients, torch.where(first < 0, slot, first)), others
