@@ -66,8 +66,8 @@ class LiveRows:
             received: what it is asked with.
 
         Raises:
-            FedtideError: there is no such file, its rows are not those of the study, or too few for the node's owner,
-                or they have no labels and the window counts them.
+            FedtideError: there is no such file, its rows are not those of the study, or too few for the node's owner.
+                Or the window counts labels, and there are none.
         """
         path = self.files[client]
         rows, is_labeled = self._read(client)
