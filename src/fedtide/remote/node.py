@@ -72,15 +72,11 @@ COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", 
 """Columns of `Scores` that a node sends."""
 
 
-class LiveRows(Protocol):
-    """The rows for one question that clients hold now."""
+class NewRows(Protocol):
+    """The rows that clients hold now, for one question."""
 
-    @property
-    def rows(self) -> ClientRows:
-        """The rows of clients, after `has_news`."""
-
-    def has_news(self, client: int, received: Payload) -> bool:
-        """Look at a client's rows, and tell whether it has some for this question that were not counted before."""
+    def new_rows(self, client: int, received: Payload) -> ClientRows | None:
+        """Return the rows of a client for this question; None if it was asked about them before."""
 
     def note(self, client: int, moment: Moment) -> None:
         """Write down that a client has answered with them."""
@@ -127,7 +123,7 @@ class Node:
     masker: Masker | None = field(default=None, repr=False)
     clients: frozenset[int] | None = None
     rounds: int | None = None
-    live: Mapping[str, LiveRows] = field(default_factory=dict)
+    live: Mapping[str, NewRows] = field(default_factory=dict)
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -225,14 +221,13 @@ class Node:
         keeping: list[int] = []
         ask, memory = _ask_of(asked, asked.clients), _memory_of(self.folder, asked)
         live = self.live.get(asked.question)
-        clients = self._clients(memory, self.rows if live is None else live.rows)
         for place, (client, received_by_client) in enumerate(ask.sent(received), start=1):
             if time.monotonic() - began > asked.deadline:
                 words[str(client)] = REFUSED + "too late"
                 continue
             try:
-                is_new = live is None or live.has_news(client, received_by_client)
-                answer = clients.answer(ask, client, received_by_client) if is_new else None
+                rows = self.rows if live is None else live.new_rows(client, received_by_client)
+                answer = None if rows is None else self._clients(memory, rows).answer(ask, client, received_by_client)
                 if answer is None:
                     words[str(client)] = ABSTAINED
                 elif not is_finite(answer):
@@ -336,13 +331,13 @@ class Node:
         return None
 
     def _described(self, error: Exception, about: str = "") -> str:
-        """Describe an error without its text, which may hold data; the node's log has it in full, behind `about`."""
+        """Describe an error without its text, which may hold data; the node's log has the text, behind `about`."""
         if isinstance(error, TooLarge):
             return TOO_LARGE.removeprefix(REFUSED)
         if isinstance(error, Unreadable):
             return str(error)
         if isinstance(error, MemoryLost):
-            self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
+            self.log(about + (f"{error} ({error.__cause__})" if error.__cause__ else str(error)))
             return str(error)
         self.log(
             about + (str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error)))

@@ -199,10 +199,10 @@ def _from_npz(path: Path, shape: tuple[int, ...]) -> Tensor:
         kind, whole = arrays.about["x"]
         if kind.kind not in "biuf" or len(whole) < 2:
             raise refused(f"{path}: x", f"{kind} {whole}", "numbers (rows, ...)")
-        if whole[1:] != shape:
+        if whole[1:] != shape and (1, *whole[1:]) != shape:  # pictures of one channel may come without it
             raise refused(f"{path}: shape of a row", whole[1:], f"{shape}, as in the run")
         x = arrays.read("x")
-        rows = torch.from_numpy(x if kind == np.uint8 else x.astype(np.float64))
+        rows = torch.from_numpy(x if kind == np.uint8 else x.astype(np.float64)).reshape(-1, *shape)
     if rows.is_floating_point() and not rows.isfinite().all():
         raise refused(f"{path}: x", "a number that is not finite", "finite numbers")
     return rows

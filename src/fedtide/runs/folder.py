@@ -157,7 +157,7 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
     if not (root / "config.toml").is_file():
         if (root / "site.toml").is_file():
             raise FedtideError(f"{root}: is a site; its run folder is {root / 'run'}")
-        above = [*root.parents][:3]  # of RUN/POINT/METHOD/SEED
+        above = [*root.absolute().parents][:3]  # of RUN/POINT/METHOD/SEED
         if root.exists() and (whole := next((one for one in above if (one / "config.toml").is_file()), None)):
             raise FedtideError(f"{root}: is a part of a run; its run folder is {whole}")
         why = "no config.toml in it" if root.exists() else "there is none"

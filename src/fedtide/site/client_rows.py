@@ -198,14 +198,14 @@ class FileRows:
         ids: of all rows, by their content.
         places: by client, its number in the population.
         val: whether the study sets validation rows aside.
-        fetch_val: returns the rows by which a client decides, in place of its validation rows; None changes nothing.
+        decides_by: returns the rows by which a client decides, in place of its validation rows; None changes nothing.
     """
 
     people: Population
     ids: Tensor
     places: Mapping[int, int]
     val: bool = False
-    fetch_val: Callable[[int, Moment], Shard] | None = field(default=None, repr=False, compare=False)
+    decides_by: Callable[[int, Moment], Shard] | None = field(default=None, repr=False, compare=False)
     target: ClassVar[Target] = CLASSES
     apart: ClassVar[bool] = False
 
@@ -273,8 +273,8 @@ class FileRows:
         """Return the rows of one client; its validation rows are fetched when they are used."""
         shard = self.people.shard(self.places[client], moment, part)
         shard = replace(shard, ids=self.ids[shard.ids.long()], fetch_val=None)
-        if part == "train" and self.fetch_val is not None:
-            return replace(shard, fetch_val=partial(self.fetch_val, client, moment))
+        if part == "train" and self.decides_by is not None:
+            return replace(shard, fetch_val=partial(self.decides_by, client, moment))
         if part == "train" and self.val:
             return replace(shard, fetch_val=partial(self.shard, client, moment, "val"))
         return shard

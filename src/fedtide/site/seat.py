@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -144,18 +145,15 @@ class Seat:
             if len(watch) != len(ticket.clients):
                 allowed = f"{len(ticket.clients)}, one for each client of the ticket, in order"
                 raise refused("--watch", f"{len(watch)} files", allowed)
-            if len({path.absolute() for path in watch}) < len(watch):
-                raise refused("--watch", "one file twice", "a file for each client")
+            if twice := [path for path, count in Counter(path.resolve() for path in watch).items() if count > 1]:
+                raise refused("--watch", f"{twice[0]} twice", "another file for each client")
             live = LiveRows(
                 rows, dict(zip(ticket.clients, watch, strict=True)), ticket.rows, home or Path(ticket.node), base=place
             )
         seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place, live)
         seat.check_home()
-        if live is not None:
-            transform = next((one for one in seat.algorithm.transforms if isinstance(one, Watch)), None)
-            if transform is None:
-                raise refused("--watch", str(watch[0]), "none, because the study is not watched")
-            seat = replace(seat, live=replace(live, labels=transform.labels != "never"))
+        if live is not None and WATCH not in seat.algorithm.works:
+            raise refused("--watch", str(watch[0]), "none, because the study is not watched")
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
             if name not in questions:
@@ -282,7 +280,8 @@ class Seat:
         if isinstance(people, Rows) and people.cut:
             yield f"rows: {people.cut} of {len(people)} texts are cut to {ticket.rows.shape[0]} tokens"
         if self.live is not None:
-            yield from self.live.describe()
+            windows = next(one for one in self.algorithm.transforms if isinstance(one, Watch))
+            yield from self.live.describe(labels=windows.labels != "never")
         if ticket.base is not None:
             yield f"base: {self.base}, digest {ticket.base.digest} as in the study; it is only read, and never sent"
         yield from (f"warning: {doubt.text}" for doubt in self.doubts)

@@ -300,18 +300,20 @@ def find_others(homes: Tensor, clients: Tensor, slot: Tensor) -> tuple[Tensor, s
         slot: (n,) their slots now.
 
     >>> find_others(torch.tensor([0, 0, 1, 1, 1]), torch.arange(5), torch.tensor([0, 1, 1, 0, 0]))
-    (tensor([0, 0, 1, 0, 0]), {0})
+    (tensor([0, 1, 1, 0, 0]), {0})
     """
     missing = int(clients.max()) + 1 - len(homes) if len(clients) else 0
     homes = torch.cat([homes, torch.full((max(missing, 0),), -1)])
     first, others = homes[clients], set()
     for k in slot.unique().tolist():
-        members = slot == k
-        before = first[members & (first >= 0)]
-        if len(before) and 2 * int((before == k).sum()) < len(before):
+        before = first[(slot == k) & (first >= 0)]
+        # Of too few, as of the one who is awake at night, nothing is said.
+        if 2 * int((before == k).sum()) < len(before) and 2 * len(before) >= int((homes == k).sum()):
             others.add(k)
-            first = torch.where(members, k, first)
-    return homes.index_copy(0, clients, torch.where(first < 0, slot, first)), others
+    new = torch.tensor(sorted(others), dtype=torch.int64)
+    homes = homes.masked_fill(torch.isin(homes, new), -1)
+    first = torch.where(torch.isin(slot, new) | (homes[clients] < 0), slot, first)
+    return homes.index_copy(0, clients, first), others
 
 
 def as_window(total: Sum) -> Tensor:

@@ -522,3 +522,9 @@ def test_a_text_that_begins_like_a_packed_file_is_a_text(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("BZh9,label\n1.5,0\n2.5,1\n")
     assert CSV(str(path)).load(None, 0).x.tolist() == [[1.5], [2.5]]
+
+
+def test_pictures_of_one_channel_may_come_without_it(tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.arange(32, dtype=np.uint8).reshape(2, 4, 4))
+    x = read_features(tmp_path / "rows.npz", (1, 4, 4))
+    assert (x.shape, x.dtype, x[1, 0, 0].tolist()) == ((2, 1, 4, 4), torch.uint8, [16, 17, 18, 19])

@@ -270,7 +270,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(asked, monkeypatch, tmp_path):
     why = "the node cannot keep its memory; see whether its disk is full"
     assert set(answer["clients"].values()) == {f"refused: {why}"}
     assert answer["kept"] == []
-    assert f"{why} ([Errno 28] No space left on device)" in said
+    assert f"round 2, 'train' of client 0: {why} ([Errno 28] No space left on device)" in said
     assert all(file.read_bytes() == content for file, content in kept.items())
     answer, _ = node.handle(header, train.payload)
     assert set(answer["clients"].values()) == {"answered"}

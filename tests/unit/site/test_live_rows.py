@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("cryptography")
@@ -104,11 +106,12 @@ def test_rows_are_counted_once(tmp_path):
 
     def asked(round: int, counted: int, *, labels: bool = False, least: int = 1) -> int:
         """How many rows a node that is begun anew has for a window; 0 if it answers with none."""
-        rows = LiveRows(own, {0: path}, about, tmp_path, policy=lambda: Policy(rows_at_least=least))
-        if not rows.has_news(0, {"labels": labels, "counted": counted}):
+        live = LiveRows(own, {0: path}, about, tmp_path, policy=lambda: Policy(rows_at_least=least))
+        rows = live.new_rows(0, {"labels": labels, "counted": counted})
+        if rows is None:
             return 0
-        rows.note(0, Moment(round, 9, 0.0))
-        return len(rows.rows.shard(0, Moment(round, 9, 0.0)).val)
+        live.note(0, Moment(round, 9, 0.0))
+        return len(rows.shard(0, Moment(round, 9, 0.0)).val)
 
     assert asked(3, -1) == 30
     assert asked(3, -1) == 30  # the question may come again
@@ -122,9 +125,9 @@ def test_rows_are_counted_once(tmp_path):
     for damaged in ("{", "[1]", '{"0": 5}', '{"0": [null]}'):
         (tmp_path / COUNTED).write_text(damaged)
         assert asked(7, 6) == 10
-    with pytest.raises(FedtideError, match=r"berlin-now\.csv: has 10 rows, and its owner wants 11 or more"):
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: rows: found 10, allowed: 11 or more, as rows_at_least"):
         asked(8, 7, least=11)
-    with pytest.raises(FedtideError, match=r"berlin-now\.csv: has no labels, and this window counts them"):
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: no labels, and this window counts them; allowed"):
         asked(8, 7, labels=True)
     path.write_text((tmp_path / "berlin.csv").read_text())
     assert asked(8, 7, labels=True) == 90
@@ -138,11 +141,17 @@ def test_rows_are_counted_once(tmp_path):
 
 def test_labels_that_no_window_counts_are_not_read(tmp_path):
     site = watched(tmp_path)
+    (tmp_path / "always").mkdir()
     path = live_files(tmp_path, label=True)["berlin"]
     path.write_text(path.read_text().replace("calm", "dead"))
     ticket = Ticket.read(site.root / "tickets" / "berlin.ticket")
     seat = Seat.read(ticket, [tmp_path / "berlin.csv"], home=tmp_path / "home", watch=[path])
     assert any("30 rows without labels now" in line for line in seat.describe())
+    counting = replace(
+        seat, ticket=Ticket.read(watched(tmp_path / "always", "always").root / "tickets" / "berlin.ticket")
+    )
+    with pytest.raises(FedtideError, match="label: found 'dead', allowed: calm, ill, well"):
+        list(counting.describe())
 
 
 def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
@@ -156,10 +165,9 @@ def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
     with pytest.raises(FedtideError, match="--watch: found '2 files', allowed: 1, one for each client of the ticket"):
         seat(files["berlin"], files["lyon"])
     lines = [line for line in seat(files["berlin"]).describe() if line.startswith("watch: ")]
-    assert lines == [f"watch: {files['berlin']}: 30 rows without labels now; each new content is counted in a window"]
+    assert lines == [f"watch: {files['berlin']}: 30 rows without labels now"]
     files["berlin"].unlink()
-    with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
-        list(seat(files["berlin"]).describe())
+    assert any("berlin-now.csv: no such file; the node stays out" in line for line in seat(files["berlin"]).describe())
 
 
 def test_rows_of_now_are_refused_by_a_study_that_is_not_watched(tmp_path):
