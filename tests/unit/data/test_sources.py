@@ -37,6 +37,7 @@ from fedtide.data.sources import (
     files,
 )
 from fedtide.data.sources.arrays import from_arrays
+from fedtide.runs.export import read_features
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
