@@ -179,8 +179,8 @@ def join(
             "none" forgets it.
         home: the node's folder, with its key and the memory of its clients; by default one of its name here.
         base: your copy of the study's pretrained model: a folder, a GGUF file, or an installed package.
-        watch: a file with the rows that a client has now, for a study that is watched; read in each window, with labels
-            only where these are counted. Repeat it like --data.
+        watch: a file with the rows that a client has now, for a study that is watched; read in each window. It needs
+            labels only where windows count them. Repeat it like --data.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         health: a port of the loopback at which programs of this machine can ask how the node is.
         log_json: write the log as lines of JSON.
