@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedtide.core.atomic import write_text
 from fedtide.core.base import Moment, Payload, Shard
@@ -68,7 +69,7 @@ class LiveRows:
             raise FedtideError(f"{path}: no labels, and this window counts them; allowed: a file with labels")
         if len(rows) < (least := self.policy().rows_at_least):
             raise refused(f"{path}: rows", len(rows), f"{least} or more, as rows_at_least of the policy says")
-        digest = hashlib.sha256(rows.x.contiguous().numpy().tobytes()).hexdigest()
+        digest = digest_of(rows.x)
         before, round = self._counted().get(str(client), (None, -1))
         if before == digest and round <= received["counted"]:
             return None
@@ -104,11 +105,19 @@ class LiveRows:
             labels: whether windows may count labels.
 
         Raises:
-            FedtideError: rows are not those of the study.
+            FedtideError: there is no such file, or its rows are not those of the study.
         """
         for client, path in self.files.items():
-            if not path.exists():
-                yield f"warning: watch: {path}: no such file; the node stays out of windows until it is there"
-                continue
             rows, is_labeled = self._read(client, labels=labels)
             yield f"watch: {path}: {counted(len(rows), 'row')} {'with' if is_labeled else 'without'} labels now"
+            if labels and not is_labeled:
+                yield f"warning: {path}: no labels, so this node stays out of windows that count them"
+
+
+def digest_of(x: Tensor) -> str:
+    """Return a digest of rows (rows, ...) in whatever order they are.
+
+    >>> digest_of(torch.tensor([[1.0], [2.0]])) == digest_of(torch.tensor([[2.0], [1.0]]))
+    True
+    """
+    return hashlib.sha256(b"".join(sorted(row.tobytes() for row in x.contiguous().numpy()))).hexdigest()

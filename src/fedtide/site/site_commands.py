@@ -15,6 +15,7 @@ from fedtide.report import terminal
 from fedtide.runs.job import Scale, experiment_file
 
 Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
+Files = Annotated[list[Path], Parameter(show_default=False)]
 Kills = Annotated[bool, Parameter(negative="--no-kills")]
 
 
@@ -164,7 +165,7 @@ def join(
     policy: Path | None = None,
     home: Path | None = None,
     base: str | None = None,
-    watch: list[Path] = [],  # noqa: B006 - never changed
+    watch: Files = [],  # noqa: B006 - never changed
     dry: bool = False,
     health: int | None = None,
     log_json: bool = False,
@@ -262,7 +263,7 @@ def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: b
     return play(Site.read(site), rounds=rounds, kills=kills, log=Log(log_json))
 
 
-def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
+def replay(run_folder: Path, /, *, data: Files = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
     """Play a deployment again in simulation, if its rows are at hand; exit status 1 if the weights differ.
 
     A private run takes its sums as they were released, and needs no rows; with rows their noise is checked, too.

@@ -16,8 +16,8 @@ Choices:
       name a file of the rows that it has now.
     - ours: inputs are `tanh(x / 2)` of each column and its square, of more than `COLUMNS` columns along `DIRECTIONS`
       random directions. So columns have to be scaled. Tokens are not compared.
-    - ours: a slot is another group if most of its clients are others than when its reference began. Then the
-      reference begins anew, and so do those of all slots if there are more or fewer of them.
+    - ours: a slot is another group if most of its clients were in another one when their references began. Then its
+      reference begins anew. If there are more or fewer slots all references of slots do.
     - ours: with `period` a window is compared with those of its phase, so that a rhythm is no drift.
     - ours: if the model is trained between windows, predictions are not compared, because they change by training.
       Confidence is calibrated by the last windows, and not by the first ones.

@@ -131,6 +131,7 @@ def test_rows_are_counted_once(tmp_path):
         asked(8, 7, labels=True)
     path.write_text((tmp_path / "berlin.csv").read_text())
     assert asked(8, 7, labels=True) == 90
+    assert asked(9, 8) == 0  # without labels, in the order of the file, they are the same rows
     path.write_text("pulse,age\n1,2\n")
     with pytest.raises(FedtideError, match="no column 'weight'"):
         asked(9, 8)
@@ -152,6 +153,8 @@ def test_labels_that_no_window_counts_are_not_read(tmp_path):
     )
     with pytest.raises(FedtideError, match="label: found 'dead', allowed: calm, ill, well"):
         list(counting.describe())
+    live_files(tmp_path)
+    assert f"warning: {path}: no labels, so this node stays out of windows that count them" in counting.describe()
 
 
 def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
@@ -167,7 +170,8 @@ def test_a_seat_names_what_is_wrong_with_files_of_now(tmp_path):
     lines = [line for line in seat(files["berlin"]).describe() if line.startswith("watch: ")]
     assert lines == [f"watch: {files['berlin']}: 30 rows without labels now"]
     files["berlin"].unlink()
-    assert any("berlin-now.csv: no such file; the node stays out" in line for line in seat(files["berlin"]).describe())
+    with pytest.raises(FedtideError, match=r"berlin-now\.csv: no such file"):
+        list(seat(files["berlin"]).describe())
 
 
 def test_rows_of_now_are_refused_by_a_study_that_is_not_watched(tmp_path):
