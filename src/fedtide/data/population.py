@@ -1,5 +1,6 @@
 """The population: all clients, their rows, and the changes of both over time."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,14 +16,17 @@ from fedtide.core.rng import Rng
 from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Reading, RowTransform
+from fedtide.data.shift.how import Identity, Reading, RowTransform
 from fedtide.data.shift.what import JUDGED, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving, AvailabilityPlan
-from fedtide.data.transforms import Prepare, apply_transforms, shape_after
+from fedtide.data.transforms import Prepare, apply_transforms, features, shape_after
 from fedtide.draw.tables import html_table
 from fedtide.fields.user_code import build_part
 from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
+
+TRANSFORMED = 2**28
+"""Maximum number of bytes of rows that are transformed once, before the first fetch."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -458,11 +462,20 @@ class Population:
         On another device than the CPU x is gathered, scaled and turned there, if rows lie on it.
         """
         own_code = getattr(self._how, "kind", "python") == "python"  # which may expect to find x on the CPU
-        x, y = self.rows.take(rows, CPU if own_code else device)
+        ready = None
+        if isinstance(self.rows, Rows) and self._transforms_once:
+            ready = self.rows.transformed(self.transforms, len(rows))
+        x, y = (self.rows if ready is None else ready).take(rows, CPU if own_code else device)
         x = features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
         x, y = self._reading(part).apply(x, y, whose, self.shift.time(moment))
-        return apply_transforms(self.transforms, x), y
+        return (apply_transforms(self.transforms, x) if ready is None else x), y
+
+    @cached_property
+    def _transforms_once(self) -> bool:
+        """Tell whether rows may be transformed once for all: nothing comes before, and the result is small."""
+        size = 4 * len(self.rows) * math.prod(shape_after(self.transforms, self.rows.name, self.rows.shape))
+        return bool(self.transforms) and size <= TRANSFORMED and isinstance(self._how, Identity)
 
     def shard_of(
         self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU, part: str = "train"
@@ -526,8 +539,3 @@ class Population:
         """Tell whether any client has validation rows."""
         everyone = torch.arange(len(self.group)).split(BLOCK)
         return any(bool(self.counts(clients, "val").any()) for clients in everyone)
-
-
-def features(x: Tensor) -> Tensor:
-    """Convert bytes to numbers from 0 to 1 and leave other features as they are."""
-    return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x

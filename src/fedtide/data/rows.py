@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.data.targets import TARGET_WORDS, Labels, Setting, recenter
+from fedtide.data.transforms import Prepare, apply_transforms, features
 from fedtide.fields.types import HIDDEN, LARGEST, OBEYED
 from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Measured, Target
@@ -32,6 +34,9 @@ BASELINES = {
     "last_week": Baseline(7 * 86_400, "the value of a week ago"),
 }
 """By the names of their measures."""
+
+PICTURES = 10_000
+"""Number of pictures that are transformed at a time."""
 
 COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 """Columns of rows beside their features."""
@@ -151,6 +156,33 @@ class Rows:
     def in_floats(self) -> "Rows":
         """The same rows with features in float32."""
         return replace(self, x=self.x.float())
+
+    def transformed(self, transforms: tuple[Prepare, ...], asked: int) -> "Rows | None":
+        """Return the same rows after transforms of their pictures, or None while that does not pay.
+
+        All are transformed once, as soon as as many have been asked for as there are.
+
+        Args:
+            transforms: the transforms, in order.
+            asked: number of rows that are asked for now.
+        """
+        if transforms in self._transformed:
+            return self._transformed[transforms]
+        self._asked[transforms] += asked
+        if self._asked[transforms] < len(self):
+            return None
+        parts = [apply_transforms(transforms, features(part)) for part in self.x.split(PICTURES)]
+        return self._transformed.setdefault(transforms, replace(self, x=torch.cat(parts)))
+
+    @cached_property
+    def _transformed(self) -> dict[tuple[Prepare, ...], "Rows"]:
+        """Rows by the transforms that were applied to them."""
+        return {}
+
+    @cached_property
+    def _asked(self) -> Counter[tuple[Prepare, ...]]:
+        """Number of rows that were asked for, by the transforms."""
+        return Counter()
 
     @cached_property
     def extremes(self) -> Tensor:

@@ -1,6 +1,7 @@
 """Deterministic transforms of images before a model sees them, for training and for testing.
 
-They are applied last, after the scaling of bytes to 0..1 and after the shift. The stored rows do not change.
+They are applied last, after the scaling of bytes to 0..1 and after the shift. The stored rows do not change. If the
+shift leaves pictures alone and the result is small, all rows are transformed once (`Rows.transformed`).
 """
 
 import math
@@ -156,6 +157,11 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
             raise refused(f"{where}.kind", step.kind, "images (channels, height, width)", but)
         shape = step.shape_after(where, name, (shape[0], shape[1], shape[2]))
     return shape
+
+
+def features(x: Tensor) -> Tensor:
+    """Convert bytes to numbers from 0 to 1 and leave other features as they are."""
+    return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x
 
 
 def apply_transforms(steps: Sequence[Prepare], x: Tensor) -> Tensor:

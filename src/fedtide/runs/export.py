@@ -27,7 +27,6 @@ from fedtide.core.atomic import check_free, check_new, making, replacing, write_
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.files import check_file
-from fedtide.data.population import features
 from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import open_arrays, standardize
 from fedtide.data.sources.cells import format_times, read_cells
@@ -35,7 +34,7 @@ from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV, Features
 from fedtide.data.sources.texts import Texts, names_of_files
-from fedtide.data.transforms import Prepare, apply_transforms
+from fedtide.data.transforms import Prepare, apply_transforms, features
 from fedtide.draw.prose import listed
 from fedtide.draw.tables import escape_formula
 from fedtide.learn.target import CLASSES, DEVIATION, Target

@@ -23,7 +23,7 @@ from fedtide.core.base import PARTS, Algorithm, Moment, Shard
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import Split
-from fedtide.data.population import Population, features
+from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources import NPZ, Texts
@@ -33,7 +33,7 @@ from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.text import read_objects
 from fedtide.data.sources.texts import JSON_LINES
-from fedtide.data.transforms import Prepare, apply_transforms
+from fedtide.data.transforms import Prepare, apply_transforms, features
 from fedtide.fleets.engines import Host
 from fedtide.learn.target import CLASSES, Target
 from fedtide.runs.build import algorithm_of, host_of, task_of

@@ -37,7 +37,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
@@ -208,10 +207,12 @@ def score_of(t: Tensor, degrees: float) -> Far:
     >>> score_of(torch.tensor([0.1, -5.0]), 1e9).place, round(score_of(torch.tensor([1.959964]), 1e9).score, 3)
     (1, 1.645)
     """
+    from scipy.special import ndtri, stdtr  # here, as every process that plays runs would wait for it
+
     place = int(t.abs().argmax())
-    p = 2 * float(stats.t.sf(abs(float(t[place])), degrees))
+    p = 2 * float(stdtr(degrees, -abs(float(t[place]))))
     chance = -math.expm1(len(t) * math.log1p(-min(p, 1 - 1e-12)))
-    score = float(stats.norm.isf(min(max(chance, 1e-300), 1 - 1e-12)))
+    score = -float(ndtri(min(max(chance, 1e-300), 1 - 1e-12)))
     return Far(min(max(score, -FAR), MOST), place, int(torch.sign(t[place])))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from fedtide.data.saved import save
 from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
 from fedtide.data.shift.concept_drift import ClusterDriftPlan
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import KEPT, MOST, Chain, count_events
+from fedtide.data.shift.what import KEPT, MOST, ROWS, Chain, Recent, count_events
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.build import host_of, task_of
@@ -516,6 +517,23 @@ def test_a_state_does_not_depend_on_what_was_asked_before(numbers):
     chain = Chain(lambda: (), lambda state, number: (*state, number))
     assert [chain[number] for number in numbers] == [tuple(range(1, number + 1)) for number in numbers]
     assert len(chain._kept) <= KEPT
+
+
+@given(st.lists(st.integers(0, 6), max_size=20))
+def test_rows_of_a_key_are_drawn_again_if_they_are_forgotten(keys):
+    """Of keys whose rows take half of the place the last two are kept."""
+    recent, drawn = Recent(), []
+
+    def draw(key: int) -> torch.Tensor:
+        drawn.append(key)
+        return torch.full((1,), key).expand(ROWS // 2)
+
+    kept: list[int] = []
+    for key in keys:
+        before = len(drawn)
+        assert int(recent.get(key, partial(draw, key))[0]) == key
+        assert (len(drawn) == before) == (key in kept)
+        kept = [*(k for k in kept if k != key), key][-2:]
 
 
 @pytest.mark.parametrize("number", [MOST + 1, float("inf"), float("nan")])

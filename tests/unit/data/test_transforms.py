@@ -15,7 +15,15 @@ from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, HeldOutClients, OneGroup, Rotation, Split
 from fedtide.data.population_builder import build
 from fedtide.data.rows import Rows
-from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after
+from fedtide.data.transforms import (
+    CenterCrop,
+    Downscale,
+    Normalize,
+    Prepare,
+    Standardize,
+    apply_transforms,
+    shape_after,
+)
 from fedtide.fleets.engines import WorkersEngine
 from fedtide.runs.build import host_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
@@ -69,7 +77,12 @@ def test_steps_are_done_in_order():
 
 # -- for any batch -----------------------------------------------------------------------------------------------------
 
-STEPS = {"center-crop": (CenterCrop(2),), "standardize": (Standardize(),), "both": (CenterCrop(2), Standardize())}
+STEPS = {
+    "center-crop": (CenterCrop(2),),
+    "downscale": (Downscale(2),),
+    "standardize": (Standardize(),),
+    "both": (CenterCrop(2), Standardize()),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -166,6 +179,15 @@ def test_pictures_are_turned_before_they_are_prepared():
         assert torch.equal(shard.x, crop.apply(turned))
         differs |= not torch.equal(shard.x, torch.rot90(crop.apply(raw), 2, (-2, -1)))
     assert differs
+
+
+def test_pictures_are_the_same_before_and_after_all_are_transformed_at_once():
+    people = build(painted(), IID(4), transforms=(Downscale(2), Standardize()))
+    first = people.shard(1, NOW)
+    rounds = 2 + 64 // len(first.y)
+    later = [people.shard(1, Moment(at, rounds)) for at in range(rounds)]
+    assert people.rows.transformed(people.transforms, 0) is not None
+    assert all(torch.equal(shard.x, first.x) and torch.equal(shard.y, first.y) for shard in later)
 
 
 # -- in an experiment --------------------------------------------------------------------------------------------------

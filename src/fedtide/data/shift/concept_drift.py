@@ -9,7 +9,7 @@ mass events break up the old groups.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,7 +24,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.changes import COLUMNS, Drawn, Tested, Trace, When, check_test, write_rows
-from fedtide.data.shift.what import JUDGED, Chain, Holding, Plan, PopulationView, count_events
+from fedtide.data.shift.what import JUDGED, Chain, Holding, Plan, PopulationView, Recent, count_events
 from fedtide.data.sources.cells import number, read_cells
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table_files import read_names
@@ -99,6 +99,11 @@ class Pools:
 
     view: PopulationView
     amounts: Amounts
+
+    @cached_property
+    def drawn(self) -> Recent:
+        """Rows that clients drew last, which they hold for many rounds."""
+        return Recent()
 
     @cached_property
     def domains(self) -> dict[tuple[str, str], Domain]:
@@ -373,8 +378,11 @@ class ChangePointsPlan(Plan):
         if self.shares is None:
             rows = self.view.parts[part][client]
             return rows[self.members[concept][self.values[rows.long()]]]
+        return self.pools.drawn.get((part, client, concept), partial(self._draw, self.shares, part, client, concept))
+
+    def _draw(self, shares: "Concepts", part: str, client: int, concept: int) -> Tensor:
         rng = self.view.rng.at("concept", part, client, concept)
-        return self.pools.draw(part, client, rng, dict(enumerate(self.shares.table[concept])))
+        return self.pools.draw(part, client, rng, dict(enumerate(shares.table[concept])))
 
     @cached_property
     def own_counts(self) -> dict[str, Tensor]:
@@ -587,9 +595,14 @@ class ClusterDriftPlan(Plan):
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        labels, shares = self.distribution(client, moment)
-        since = int(self.state(self.view.time(moment)).since[client])
-        rng = self.rng.at("rows", part, client, since)
+        state = self.state(self.view.time(moment))
+        # The event at which a client drew last tells its group, too.
+        key = part, client, int(state.since[client])
+        return self.pools.drawn.get(key, partial(self._draw, part, client, state))
+
+    def _draw(self, part: str, client: int, state: State) -> Tensor:
+        labels, shares = self._shares(client, state)
+        rng = self.rng.at("rows", part, client, int(state.since[client]))
         own_rows = None
         if self.drift.own_samples_only:
             own_rows = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -243,6 +243,34 @@ class Chain(Generic[T]):
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return self._kept[number]
+
+
+ROWS = 4_000_000
+"""Number of row numbers that are kept of the last draws: 32 MB."""
+
+
+class Recent:
+    """Rows that were drawn last, so that the same draw is not made in every round; the oldest are forgotten.
+
+    >>> recent = Recent()
+    >>> recent.get("a", lambda: torch.tensor([3])), recent.get("a", lambda: torch.tensor([4]))
+    (tensor([3]), tensor([3]))
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Tensor] = {}
+        self._rows = 0
+
+    def get(self, key: Hashable, draw: Callable[[], Tensor]) -> Tensor:
+        """Return the rows of a key, which are drawn if they are not kept; do not change them in place."""
+        rows = self._kept.pop(key, None)
+        if rows is None:
+            rows = draw()
+            self._rows += len(rows)
+        self._kept[key] = rows  # the last one is the newest
+        while self._rows > ROWS and len(self._kept) > 1:
+            self._rows -= len(self._kept.pop(next(iter(self._kept))))
+        return rows
 
 
 def count_events(time: float, every: float, key: str) -> int:
