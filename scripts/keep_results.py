@@ -84,12 +84,12 @@ def claims(judged: list[Judged]) -> dict[str, Any]:
 
 
 def curves(record: ExperimentRecord) -> dict[str, Any]:
-    """The mean curve of each method over its seeds: rounds done, and the score at each."""
+    """The mean curve of each method over its seeds, as far as all of them came: rounds done, and the score at each."""
     out = {}
     for number, runs in record.accuracies.items():
-        rounds, values = runs[0][0], [values for _, values in runs]
-        mean = [round(float(value), DIGITS) for value in np.mean(values, axis=0)]
-        out[record.methods[number].name] = {"rounds": rounds.tolist(), "score": mean}
+        most = min(len(rounds) for rounds, _ in runs)
+        mean = [round(float(value), DIGITS) for value in np.mean([values[:most] for _, values in runs], axis=0)]
+        out[record.methods[number].name] = {"rounds": runs[0][0][:most].tolist(), "score": mean}
     return out
 
 

@@ -20,6 +20,9 @@ from typing import Any
 
 from keep_results import DOCS, collect
 
+STOPPED = "no answer has counted"
+"""Said of a method whose numbers are finite no more."""
+
 NOTABLE = 2.0
 """Standard errors by which a mean has to differ to be told."""
 
@@ -95,7 +98,10 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
         ]
     before = float(clock.read_text()) if clock.is_file() else 0.0
     began = time.monotonic()
-    status = subprocess.run(command).returncode
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    print(done.stderr, end="", file=sys.stderr)
+    # That an attack stops a method is a result.
+    status = 0 if STOPPED in done.stderr else done.returncode
     taken = before + (time.monotonic() - began) / 60
     clock.write_text(f"{taken:.3f}")
     return taken, status
