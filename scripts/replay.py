@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,8 +21,8 @@ from typing import Any
 
 from keep_results import DOCS, collect
 
-STOPPED = "no answer has counted"
-"""Said of a method whose numbers are finite no more."""
+DIVERGED = re.compile(r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)")
+"""What is said of a run whose numbers are finite no more, as an attack makes them."""
 
 NOTABLE = 2.0
 """Standard errors by which a mean has to differ to be told."""
@@ -100,8 +101,9 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
     began = time.monotonic()
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     print(done.stderr, end="", file=sys.stderr)
+    failures = done.stderr.strip().split("; ")
     # That an attack stops a method is a result.
-    status = 0 if STOPPED in done.stderr else done.returncode
+    status = 0 if all(map(DIVERGED.fullmatch, failures)) else done.returncode
     taken = before + (time.monotonic() - began) / 60
     clock.write_text(f"{taken:.3f}")
     return taken, status
@@ -136,9 +138,12 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> li
             continue
         for name, mean in point["accuracy"].items():
             earlier, error = known["accuracy"].get(name), max(known["error"].get(name) or 0, point["error"][name] or 0)
-            if earlier is None:
+            if name not in known["accuracy"]:
                 out.append(f"{point['point']} {name}: a new method".strip())
-            elif mean is not None and abs(mean - earlier) > NOTABLE * error and abs(mean - earlier) > 1e-4:
+            elif earlier is None or mean is None:
+                said = "it stops now" if mean is None else "it stops no more"
+                out += [f"{point['point']} {name}: {said}".strip()] if earlier != mean else []
+            elif abs(mean - earlier) > NOTABLE * error and abs(mean - earlier) > 1e-4:
                 out.append(f"{point['point']} {name}: {100 * earlier:.2f}, now {100 * mean:.2f}".strip())
     return out
 

@@ -26,7 +26,7 @@ from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
 
 TRANSFORMED = 2**28
-"""Maximum number of bytes of rows that are transformed once, before the first fetch."""
+"""Maximum number of bytes of all rows after transforms, if these are kept."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -463,7 +463,7 @@ class Population:
         """
         own_code = getattr(self._how, "kind", "python") == "python"  # which may expect to find x on the CPU
         ready = None
-        if isinstance(self.rows, Rows) and self._transforms_once:
+        if isinstance(self.rows, Rows) and self._transforms_once and device == CPU:  # a GPU rounds in another way
             ready = self.rows.transformed(self.transforms, len(rows))
         x, y = (self.rows if ready is None else ready).take(rows, CPU if own_code else device)
         x = features(x)

@@ -35,8 +35,8 @@ BASELINES = {
 }
 """By the names of their measures."""
 
-PICTURES = 10_000
-"""Number of pictures that are transformed at a time."""
+NUMBERS = 2**24
+"""Number of pixels that are transformed at a time."""
 
 COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 """Columns of rows beside their features."""
@@ -160,7 +160,7 @@ class Rows:
     def transformed(self, transforms: tuple[Prepare, ...], asked: int) -> "Rows | None":
         """Return the same rows after transforms of their pictures, or None while that does not pay.
 
-        All are transformed once, as soon as as many have been asked for as there are.
+        All are transformed once the rows that were asked for, repeats included, are as many as there are.
 
         Args:
             transforms: the transforms, in order.
@@ -171,12 +171,14 @@ class Rows:
         self._asked[transforms] += asked
         if self._asked[transforms] < len(self):
             return None
-        parts = [apply_transforms(transforms, features(part)) for part in self.x.split(PICTURES)]
-        return self._transformed.setdefault(transforms, replace(self, x=torch.cat(parts)))
+        blocks = self.x.split(max(NUMBERS // math.prod(self.shape), 1))
+        x = torch.cat([apply_transforms(transforms, features(block)) for block in blocks])
+        self._transformed.clear()  # of earlier transforms
+        return self._transformed.setdefault(transforms, replace(self, x=x))
 
     @cached_property
     def _transformed(self) -> dict[tuple[Prepare, ...], "Rows"]:
-        """Rows by the transforms that were applied to them."""
+        """Rows by the transforms that were applied to them last."""
         return {}
 
     @cached_property

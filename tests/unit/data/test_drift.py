@@ -29,7 +29,7 @@ from fedtide.data.saved import save
 from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
 from fedtide.data.shift.concept_drift import ClusterDriftPlan
 from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import KEPT, MOST, ROWS, Chain, Recent, count_events
+from fedtide.data.shift.what import ENTRY, KEPT, MOST, ROWS, Chain, Recent, count_events
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.build import host_of, task_of
@@ -526,7 +526,7 @@ def test_rows_of_a_key_are_drawn_again_if_they_are_forgotten(keys):
 
     def draw(key: int) -> torch.Tensor:
         drawn.append(key)
-        return torch.full((1,), key).expand(ROWS // 2)
+        return torch.full((1,), key).expand(ROWS // 2 - ENTRY)
 
     kept: list[int] = []
     for key in keys:

@@ -248,6 +248,9 @@ class Chain(Generic[T]):
 ROWS = 4_000_000
 """Number of row numbers that are kept of the last draws: 32 MB."""
 
+ENTRY = 100
+"""Number of row numbers that take as much memory as a draw without rows."""
+
 
 class Recent:
     """Rows that were drawn last, so that the same draw is not made in every round; the oldest are forgotten.
@@ -266,10 +269,10 @@ class Recent:
         rows = self._kept.pop(key, None)
         if rows is None:
             rows = draw()
-            self._rows += len(rows)
+            self._rows += len(rows) + ENTRY
         self._kept[key] = rows  # the last one is the newest
         while self._rows > ROWS and len(self._kept) > 1:
-            self._rows -= len(self._kept.pop(next(iter(self._kept))))
+            self._rows -= len(self._kept.pop(next(iter(self._kept)))) + ENTRY
         return rows
 
 
