@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fedtide.fields.user_code import current_folder
@@ -52,7 +53,7 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self._lock)
 
     def __enter__(self) -> Path:
@@ -87,11 +88,22 @@ def remove_left_behind(*directories: Path) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         except OSError:  # its owner lives
             continue
         finally:
             os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, its lock last: if this process is killed meanwhile, another one finds the rest by its lock."""
+    with suppress(OSError):
+        for entry in [entry for entry in path.iterdir() if entry.name != LOCK]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _ours(path: Path, kind: Callable[[int], bool]) -> bool:

@@ -21,7 +21,7 @@ from fedtide.fleets import pool as calls
 from fedtide.fleets import pool as pools
 from fedtide.fleets import pool as worker
 from fedtide.fleets.pool import LARGE, Pool
-from fedtide.fleets.this_machine import Scratch
+from fedtide.fleets.this_machine import Scratch, remove_left_behind
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
 from helpers.toys import toy
@@ -219,6 +219,24 @@ def test_what_a_killed_program_left_is_removed_by_the_next_and_nothing_else_is(t
         mine.rmdir()
         linked.unlink()
         shutil.rmtree(young)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_a_killed_cleaner_leaves_is_removed_by_the_next(tmp_path, monkeypatch, folder):
+    left = tmp_path / "fedtide-00000000"
+    (left / "session").mkdir(parents=True) if folder else left.mkdir()
+    (left / "file").touch()
+    (left / "lock").touch()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", killed)
+        remove_left_behind(tmp_path)
+    assert (left / "lock").exists()
+    remove_left_behind(tmp_path)
+    assert not left.exists()
 
 
 def test_workers_do_not_run_the_files_of_the_current_folder(tmp_path, monkeypatch):
