@@ -96,14 +96,15 @@ def remove_left_behind(*directories: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, its lock last: if this process is killed meanwhile, another one finds the rest by its lock."""
+    """Remove a folder, its lock last, because another process finds by it what a kill or a late file leaves."""
     with suppress(OSError):
         for entry in [entry for entry in path.iterdir() if entry.name != LOCK]:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+        if {entry.name for entry in path.iterdir()} <= {LOCK}:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _ours(path: Path, kind: Callable[[int], bool]) -> bool:

@@ -223,10 +223,7 @@ def test_what_a_killed_program_left_is_removed_by_the_next_and_nothing_else_is(t
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_a_killed_cleaner_leaves_is_removed_by_the_next(tmp_path, monkeypatch, folder):
-    left = tmp_path / "fedtide-00000000"
-    (left / "session").mkdir(parents=True) if folder else left.mkdir()
-    (left / "file").touch()
-    (left / "lock").touch()
+    left = left_behind(tmp_path, folder)
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -236,6 +233,24 @@ def test_what_a_killed_cleaner_leaves_is_removed_by_the_next(tmp_path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             remove_left_behind(tmp_path)
     assert (left / "lock").exists()
+    remove_left_behind(tmp_path)
+    assert not left.exists()
+
+
+def left_behind(place: Path, folder: bool) -> Path:
+    left = place / "fedtide-00000000"
+    (left / "session").mkdir(parents=True) if folder else left.mkdir()
+    (left / "file").touch()
+    (left / "lock").touch()
+    return left
+
+
+def test_what_cannot_be_removed_yet_keeps_its_lock(tmp_path, monkeypatch):
+    left = left_behind(tmp_path, True)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if a late process wrote meanwhile
+        remove_left_behind(tmp_path)
+    assert sorted(entry.name for entry in left.iterdir()) == ["lock", "session"]
     remove_left_behind(tmp_path)
     assert not left.exists()
 
