@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from fedtide.cli.commands import main
 
@@ -52,8 +53,9 @@ def _live(words: list[str], change: int, torn: bool, count: Any) -> None:
     for number in (1, 2):
         os.dup2(hidden, number)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    sys.addaudithook(_hook(change, torn, count))
-    main(words)
+    with patch("fedtide.api.jobs.remove_left_behind"):  # what other tests left is gone after the first command
+        sys.addaudithook(_hook(change, torn, count))
+        main(words)
 
 
 def _hook(change: int, torn: bool, count: Any) -> Callable[[str, tuple[Any, ...]], None]:
