@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from telling import claims_of, reasons, verdict_of
+from telling import claims_of, join_seeds, reasons, verdict_of
 
 from fedtide.config import Claim, has_choice
+from fedtide.draw.prose import counted
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +27,7 @@ def planted(command: str) -> str:
     result = json.loads((ROOT / "docs" / "results" / "planted" / f"{command}.json").read_text(encoding="utf-8"))
     cores = f"{result['cores']} core{'s' * (result['cores'] > 1)}"
     taken = f"{minutes(result['minutes'])} on {cores} ({result['processor']}), {result['made']}. {result['note']}"
-    parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(result)]
+    parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(result["claims"])]
     return "\n\n".join([*parts, as_markdown(**result["results"])])
 
 
@@ -41,26 +44,24 @@ def minutes(taken: float) -> str:
 def recipe(path: Path) -> str:
     """One recipe, with the results that scripts/keep_results.py has kept of it."""
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    kept_at = ROOT / "docs" / "results" / f"{path.stem}.json"
+    result = read_result(path.stem)
     scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
     parts = [f"## {path.stem}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}."]
-    if not kept_at.is_file():
+    if result is None:
         verb = "tune" if "tune" in content else "run"
         return "\n\n".join([*parts, f"```console\nfedtide {verb} recipe:{path.stem}\n```"])
-    result = json.loads(kept_at.read_text(encoding="utf-8"))
     command = " ".join(["fedtide run", f"recipe:{path.stem}", *result["options"]])
     parts += [
         f"```console\n{command}\n```",
         f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
-        f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}, {result['made']}. {result['note']}".strip(),
+        f"{counted(result['seeds'], 'seed')}, {result['made']}. {result['note']}".strip(),
     ]
-    points, fresh = result["points"], read_fresh(path.stem)
-    claims, seeds = claims_of(content), result["seeds"]
-    parts += fresh_line(result, fresh)
+    points, claims = result["points"], claims_of(content)
+    parts += fresh_line(result)
     if len(points) == 1:
         parts += [
             as_markdown(**points[0]["results"]),
-            _claims(points[0], fresh, claims, seeds),
+            _claims(points[0]["claims"], result, claims),
             _why(path.stem, result),
         ]
         return "\n\n".join(part for part in parts if part)
@@ -68,10 +69,10 @@ def recipe(path: Path) -> str:
     rows = [[name, *(_cell(point, name, chosen) for point in points)] for name in methods]
     parts.append(as_markdown([result.get("score", "accuracy"), *(point["point"] for point in points)], rows))
     texts = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[text, *(_verdict(p["claims"]["rows"][i], p["point"], fresh, claims, seeds) for p in points)]
+    verdicts = [[text, *(_verdict(p["claims"], i, result, claims) for p in points)]
                 for i, text in enumerate(texts)]  # fmt: skip
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts += [_claims({"point": "", **result}, fresh, claims, seeds), _why(path.stem, result)]
+    parts += [_claims(result["claims"], result, claims), _why(path.stem, result)]
     parts += beside_published(path.stem, points)
     for point in points:
         table = as_markdown(**point["results"])
@@ -105,37 +106,100 @@ def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
 
 
 WRONG = "does not hold"
-Claims = dict[tuple[str, str], list[str]]
-"""The row of a claim: its text, its number and its verdict; by its point and its text."""
+Key = tuple[str, str]
+"""A claim: its point, "" for the whole sweep, and its text."""
+Row = list[str]
+"""The row of a claim: its text, its number and its verdict."""
 
 
-def rows_of(result: dict[str, Any]) -> Claims:
-    """The rows of all claims of a result: of each point, and of the whole sweep, whose point is ""."""
-    tables = [
-        *((point["point"], point["claims"]) for point in result["points"]),
-        ("", result.get("claims", {"rows": []})),
-    ]
-    return {(where, row[0]): row for where, table in tables for row in table["rows"]}
+def read_result(recipe: str) -> dict[str, Any] | None:
+    """Read what is kept of a recipe, None if nothing is; fresh seeds count, if they were played (scripts/replay.py)."""
+    results = ROOT / "docs" / "results"
+    kept_at, fresh_at = results / f"{recipe}.json", results / "fresh" / f"{recipe}.json"
+    if not kept_at.is_file():
+        return None
+    result: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8"))
+    content = tomllib.loads((ROOT / "src" / "fedtide" / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8"))
+    if not fresh_at.is_file() or is_old(result, content):
+        return result
+    fresh = json.loads(fresh_at.read_text(encoding="utf-8"))
+    return {**join_seeds(result, fresh, claims_of(content)), "fresh": fresh["seeds"]}
 
 
-def read_fresh(recipe: str) -> Claims:
-    """Rows of claims on seeds that nobody had looked at, if `scripts/replay.py --seeds ... --keep` played them."""
-    kept_at = ROOT / "docs" / "results" / "fresh" / f"{recipe}.json"
-    return rows_of(json.loads(kept_at.read_text(encoding="utf-8"))) if kept_at.is_file() else {}
+def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
+    """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now.
+
+    One model with more steps, of which nothing is claimed, may be missing: it changes no number of the others.
+    """
+    small = recipe["scale"].get("cpu", {})
+    claims = {text for _, text in rows_of(result)}
+    methods = {method["name"] for method in recipe["method"]}
+    claimed = json.dumps(recipe.get("claim", []))
+    longer = {name for name in methods if name.endswith(" steps") and json.dumps(name) not in claimed}
+    played = {name for point in result["points"] for name in point["accuracy"]}
+    forms = {name.partition(" (")[0] for name in played}
+    strange = {name for name in played if not any(f"{name}, ".startswith((f"{m}, ", f"{m} (")) for m in methods)}
+    points = math.prod(len(values) for values in small.get("sweep", recipe.get("sweep", {})).values())
+    swept = "rounds" in str([*small.get("sweep", recipe.get("sweep", {}))])
+    return bool(
+        claims != {claim["text"] for claim in recipe.get("claim", [])}
+        or strange
+        or not methods <= played | forms | longer
+        or len(result["points"]) != points
+        or (not swept and result["rounds"] != small.get("rounds", recipe.get("rounds")))
+    )
 
 
-def count_same(claims: Claims, fresh: Claims) -> tuple[int, int]:
-    """How many claims have the same verdict on fresh seeds, of how many that were judged there."""
-    judged = [(row[-1], fresh[key][-1]) for key, row in claims.items() if key in fresh]
-    return sum(verdict == other for verdict, other in judged), len(judged)
+def rows_of(result: dict[str, Any]) -> dict[Key, Row]:
+    """The rows of all claims of a result, those of a sweep among them."""
+    return {(where, row[0]): row for where, table in _tables(result) for row in table["rows"]}
 
 
-def fresh_line(result: dict[str, Any], fresh: Claims) -> list[str]:
-    """A sentence on what fresh seeds gave."""
-    same, judged = count_same(rows_of(result), fresh)
-    if not judged:
+def pairs_of(result: dict[str, Any]) -> dict[Key, tuple[Row, Row]]:
+    """The rows of first and of fresh seeds, of all claims that both judged."""
+    pairs = ((where, pair) for where, table in _tables(result) for pair in table.get("pairs", []))
+    return {(where, pair[0][0]): pair for where, pair in pairs if pair is not None}
+
+
+def _tables(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    points = [(point["point"], point["claims"]) for point in result["points"]]
+    return [*points, ("", result.get("claims", {"rows": []}))]
+
+
+def seeds_of(result: dict[str, Any], claims: Container[Key]) -> str:
+    """How many seeds these claims were judged by, and how many verdicts fresh seeds give alike.
+
+    >>> seeds_of({"seeds": 1, "points": []}, ())
+    '1 seed'
+    """
+    pairs = [pair for key, pair in pairs_of(result).items() if key in claims]
+    seeds = counted(result["seeds"], "seed")
+    if not pairs:
+        return seeds
+    alike = f"{_count_alike(pairs)} of {len(pairs)} alike on"
+    fresh = f"{result['fresh']} fresh ones"
+    return f"{seeds} and {fresh}; {alike} both" if any(_joined(result)) else f"{seeds}; {alike} {fresh}"
+
+
+def fresh_line(result: dict[str, Any]) -> list[str]:
+    """Sentences on what fresh seeds gave."""
+    pairs, joined = pairs_of(result).values(), _joined(result)
+    if not pairs:
         return []
-    return [f"On fresh seeds, at which nobody had looked, {same} of {judged} verdicts are the same."]
+    which = "All" if all(joined) else f"{sum(joined)} of {len(joined)}"
+    return [
+        f"{result['fresh']} fresh seeds, at which nobody had looked, were played later. Alone they give "
+        f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} alike. {which} verdicts are those of all seeds."
+    ]
+
+
+def _count_alike(pairs: Iterable[tuple[Row, Row]]) -> int:
+    return sum(first[-1] == fresh[-1] for first, fresh in pairs)
+
+
+def _joined(result: dict[str, Any]) -> list[bool]:
+    """Whether claims are judged by all seeds."""
+    return [flag for _, table in _tables(result) for flag in table.get("joined", [False] * len(table["rows"]))]
 
 
 def _why(recipe: str, result: dict[str, Any]) -> str:
@@ -146,26 +210,39 @@ def _why(recipe: str, result: dict[str, Any]) -> str:
     )
 
 
-def _verdict(row: list[str], where: str, fresh: Claims, claims: dict[str, Claim], seeds: int) -> str:
-    """A verdict with its number, and that of fresh seeds if it differs."""
-    other = fresh.get((where, row[0]))
-    tail = "" if other is None or other[-1] == row[-1] else f"; fresh seeds: {' '.join(other[:0:-1])}"
-    return " ".join([verdict_of(row, claims, seeds), *row[-2:0:-1]]) + tail
+def _verdict(table: dict[str, Any], number: int, result: dict[str, Any], claims: dict[str, Claim]) -> str:
+    """A verdict with its number, and those of first and fresh seeds if they differ."""
+    row = table["rows"][number]
+    tail = f"; {both}" if (both := _tell_apart(table, number)) else ""
+    return " ".join([verdict_of(row, claims, _seeds(table, number, result)), *row[-2:0:-1]]) + tail
 
 
-def _claims(
-    point: dict[str, Any], fresh: Claims | None = None, claims: dict[str, Claim] | None = None, seeds: int = 0
-) -> str:
+def _claims(table: dict[str, Any], result: dict[str, Any] | None = None, claims: dict[str, Claim] | None = None) -> str:
     """The table of the claims about a point, or about a whole sweep."""
-    table = point.get("claims", {"header": [], "rows": []})
-    where, others = point.get("point", ""), fresh or {}
-    changed = {row[0]: other for row in table["rows"]
-               if (other := others.get((where, row[0]))) is not None and other[-1] != row[-1]}  # fmt: skip
-    rows = [[*row[:-1], verdict_of(row, claims or {}, seeds)] for row in table["rows"]]
-    if not changed:
+    rows = table["rows"]
+    if result is not None:
+        rows = [[*row[:-1], verdict_of(row, claims or {}, _seeds(table, i, result))] for i, row in enumerate(rows)]
+    cells = [_tell_apart(table, i) for i in range(len(rows))]
+    if not any(cells):
         return as_markdown(table["header"], rows)
-    rows = [[*row, " ".join(changed[row[0]][:0:-1]) if row[0] in changed else "the same"] for row in rows]
-    return as_markdown([*table["header"], "on fresh seeds"], rows)
+    return as_markdown(
+        [*table["header"], "first and fresh seeds, if they differ"],
+        [[*row, cell] for row, cell in zip(rows, cells, strict=True)],
+    )
+
+
+def _seeds(table: dict[str, Any], number: int, result: dict[str, Any]) -> int:
+    """How many seeds the number of a claim is of."""
+    return int(result["seeds"] + (result["fresh"] if "joined" in table and table["joined"][number] else 0))
+
+
+def _tell_apart(table: dict[str, Any], number: int) -> str:
+    """The numbers and verdicts of first and fresh seeds, if their verdicts differ."""
+    pair = table["pairs"][number] if "pairs" in table else None
+    if pair is None or pair[0][-1] == pair[1][-1]:
+        return ""
+    first, fresh = (" ".join(row[:0:-1]) for row in pair)
+    return f"first seeds: {first}; fresh seeds: {fresh}"
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
 import tomllib
 from collections import Counter
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept import as_markdown, count_same, read_fresh, rows_of
+from kept import as_markdown, is_old, read_result, rows_of, seeds_of
 from work import hours
 
 from fedtide.config import Experiment, read
@@ -94,8 +92,7 @@ def experiment_of(row: dict[str, Any]) -> Experiment:
 
 def result_of(row: dict[str, Any]) -> dict[str, Any] | None:
     """Read the kept result of the small recipe of a row, if there is one."""
-    kept_at = DOCS / "results" / f"{row.get('cpu_recipe', row['recipe'])}.json"
-    return json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.is_file() else None
+    return read_result(row.get("cpu_recipe", row["recipe"]))
 
 
 def verdicts_of(row: dict[str, Any]) -> str:
@@ -110,32 +107,6 @@ def verdicts_of(row: dict[str, Any]) -> str:
     claims = {key: line for key, line in rows_of(result).items() if ours or "(our " not in key[1]}
     verdicts = Counter(line[-1] for line in claims.values())
     counts = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
-    seeds = f"{result['seeds']} seed{'s' * (result['seeds'] > 1)}"
     old = is_old(result, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
-    same, judged = count_same(claims, read_fresh(recipe))
-    others = f"; {same} of {judged} the same on fresh seeds" if judged else ""
-    return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}{others}"
-
-
-def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
-    """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now.
-
-    One model with more steps, of which nothing is claimed, may be missing: it changes no number of the others.
-    """
-    small = recipe["scale"].get("cpu", {})
-    claims = {text for _, text in rows_of(result)}
-    methods = {method["name"] for method in recipe["method"]}
-    claimed = json.dumps(recipe.get("claim", []))
-    longer = {name for name in methods if name.endswith(" steps") and json.dumps(name) not in claimed}
-    played = {name for point in result["points"] for name in point["accuracy"]}
-    forms = {name.partition(" (")[0] for name in played}
-    strange = {name for name in played if not any(f"{name}, ".startswith((f"{m}, ", f"{m} (")) for m in methods)}
-    points = math.prod(len(values) for values in small.get("sweep", recipe.get("sweep", {})).values())
-    swept = "rounds" in str([*small.get("sweep", recipe.get("sweep", {}))])
-    return bool(
-        claims != {claim["text"] for claim in recipe.get("claim", [])}
-        or strange
-        or not methods <= played | forms | longer
-        or len(result["points"]) != points
-        or (not swept and result["rounds"] != small.get("rounds", recipe.get("rounds")))
-    )
+    form = ", of an earlier form of the recipe" * old
+    return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds_of(result, claims)}{form}"

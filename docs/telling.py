@@ -1,25 +1,80 @@
-"""Seeds that would decide an open claim, and why another one does not hold (docs/why.toml)."""
+"""Claims over all their seeds, seeds that would decide an open one, and why another does not hold (docs/why.toml)."""
 
 from __future__ import annotations
 
 import math
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scipy.special import stdtrit
 
 from fedtide.config import Claim
-from fedtide.evaluate.metrics import CONFIDENCE
+from fedtide.evaluate.metrics import CONFIDENCE, Measure
+from fedtide.report.claims import format_claim
+from fedtide.report.formats import FORMATS
+from fedtide.report.summary import Judged
 
 DOCS = Path(__file__).parent
 NUMBER = re.compile(r"([+-]?[\d.]+) ± ([\d.]+) ?(points|%|)(?:$|[ ;])")
 """A mean and its standard error, with their unit."""
 MOST = 100
 """More seeds than anybody would play."""
+SAME = "the same run"
 OPEN = "not seen", "too few seeds"
 """Verdicts that more seeds may change."""
+
+
+def join_seeds(result: dict[str, Any], fresh: dict[str, Any], claims: dict[str, Claim]) -> dict[str, Any]:
+    """Judge the claims of a kept result anew, by its seeds and fresh ones together.
+
+    Each table of claims gets "pairs": for each row those of the first and of the fresh seeds, None if fresh ones did
+    not judge it. It gets "joined", too: whether a row is that of all seeds. If some seed never arrives at a target,
+    methods are one run, or numbers were not kept, a row is that of the first seeds.
+    """
+    score = {"measure": result.get("score", "accuracy")}
+    claims = {text: claim if claim.measure else claim.model_copy(update=score) for text, claim in claims.items()}
+    others = {point["point"]: point["claims"] for point in fresh["points"]}
+    points = [
+        {**point, "claims": _join(point["claims"], others.get(point["point"]), claims)} for point in result["points"]
+    ]
+    return {**result, "points": points, "claims": _join(result["claims"], fresh["claims"], claims)}
+
+
+def _join(table: dict[str, Any], other: dict[str, Any] | None, claims: dict[str, Claim]) -> dict[str, Any]:
+    if other is None or not table["rows"]:
+        return table
+    theirs = {row[0]: (row, values) for row, values in zip(other["rows"], other["values"], strict=True)}
+    rows, pairs, joined = [], [], []
+    for row, values in zip(table["rows"], table.get("values", [[]] * len(table["rows"])), strict=True):
+        its_row, its_values = theirs.get(row[0], (None, []))
+        whole = its_row is None or "arrive" in its_row[1] or SAME in (row[-1], its_row[-1]) or row[0] not in claims
+        both = None if whole else _rejudge(claims[row[0]], row, values, [*values, *its_values])
+        rows.append(both or row)
+        pairs.append(its_row and (row, its_row))
+        joined.append(both is not None)
+    return {**table, "rows": rows, "pairs": pairs, "joined": joined}
+
+
+def _rejudge(claim: Claim, row: list[str], before: list[float], values: list[float]) -> list[str] | None:
+    """Return the row of a claim with these values; None if those from before do not give the row that it has.
+
+    >>> claim = Claim(text="A is better", method="A", versus="B", measure="accuracy")
+    >>> _rejudge(claim, ["A is better", "+2.0 ± 1.0 points", "too few seeds"], [0.01, 0.03], [0.01, 0.03, 0.02, 0.02])
+    ['A is better', '+2.0 ± 0.4 points', 'holds']
+    """
+    after, old = Measure.of(values), Measure.of(before)
+    forms = (
+        Judged(row[0], claim.measured, old, "", paired, unit) for paired in (True, False) for unit in (None, *FORMATS)
+    )
+    form = next((judged for judged in forms if format_claim(judged) == row[1]), None)
+    if form is None or after.mean is None:
+        return None
+    clarity = after.clarity(claim.gap(after.mean))
+    sides = {"clear": "holds" if claim.gap(after.mean) > 0 else "does not hold", "unclear": "not seen"}
+    return [row[0], format_claim(replace(form, number=after)), sides.get(clarity, clarity)]
 
 
 def seeds_that_tell(claim: Claim, number: str, seeds: int) -> int | None:

@@ -1,11 +1,13 @@
 """Play every recipe with kept results once more on today's code, and tell what changed.
 
-    python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--minutes 60] [--workers 2] [--keep]
+    python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--fleet stacked] [--minutes 60]
+                             [--workers 2] [--keep]
 
 Each recipe is played with the options that docs/results has for it, the shortest first, in FOLDER/RECIPE. A run that
 was stopped is resumed, and a finished one is only compared. `--seeds` plays other seeds than the kept ones: then
-verdicts of claims are compared, and accuracies are not. With `--minutes` no run begins after so long. `--keep` writes
-what was played into docs/results, or with other seeds into docs/results/fresh. FOLDER/changes.md tells the changes.
+verdicts of claims are compared, and accuracies are not. `--fleet` plays with another fleet, whose numbers differ by
+rounding alone. With `--minutes` no run begins after so long. `--keep` writes what was played into docs/results, or
+with other seeds into docs/results/fresh. FOLDER/changes.md tells the changes.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipes")
     parser.add_argument("--seeds")
+    parser.add_argument("--fleet")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--workers", default="2")
     parser.add_argument("--keep", action="store_true")
@@ -86,6 +89,8 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
         options = without(kept["options"], "--workers")
         if asked.seeds is not None:
             options = [*without(options, "--seeds"), "--seeds", asked.seeds]
+        if asked.fleet is not None:
+            options += ["--fleet", asked.fleet]
         command = [
             *program,
             "run",
