@@ -192,8 +192,10 @@ def make_scoring(clients: Tensor, moment: Moment, number: int, **options: Unpack
     clients, order = clients.sort()
     how: dict[str, Any] = {**options}
     slot = how.pop("slot", None)
-    ask = Ask("adapt", "adapt", moment, clients, None if slot is None else slot[order], number=number)
-    return Scoring(ask, **how)
+    if slot is None:
+        return Scoring(Ask("adapt", "adapt", moment, clients, number=number), **how)
+    slots = int(slot.max()) + 1 if len(slot) else 0
+    return Scoring(Ask("adapt", "adapt", moment, clients, slot[order], slots, number=number), **how)
 
 
 @dataclass(frozen=True)

@@ -656,9 +656,21 @@ def deployed(case: Case, nodes: int = 3) -> None:
         payload, slot = local.host.algorithm.serve(local.state, fleet.clients)
         whole, parts = (judge.score(payload, fleet.clients, slot=slot, record=True) for judge in (local.fleet, fleet))
     alike(whole.by_sum, parts.by_sum, "clients at nodes judge otherwise")
-    if not whole.summed:
+    if whole.summed:
+        _check_sum_of_scores(whole, slot, local.host.wire.fewest)
+    else:
         alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
         near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+
+
+def _check_sum_of_scores(scores: Scores, slot: Slot | None, fewest: int) -> None:
+    """The sums of scores tell the mean of the clients that are judged together with enough others."""
+    slots = torch.zeros_like(scores.clients) if slot is None else slot
+    counts = ((slots[:, None] == slots).sum(1) >= fewest) & (scores.rows > 0)
+    hold((scores.by_sum is None) == (not counts.any()), "sums tell nothing, or of too few clients")
+    if scores.by_sum is not None:
+        mean = float((scores.correct[counts] / scores.rows[counts]).double().mean())
+        near(mean, scores.by_sum.accuracy, "sums tell another accuracy", 1e-6, 1e-6)
 
 
 def deployed_again(case: Case) -> None:

@@ -74,6 +74,15 @@ def test_the_noise_and_the_total_are_those_of_a_calculation_by_hand():
     assert 2.0 < ledger.whole < 3.0
 
 
+def test_the_sums_of_clusters_tell_the_mean_of_all_their_clients(tmp_path):
+    lines = play(toy("oracle", {}, wire={"secure": True, "fewest": 3}), tmp_path)
+    judged = [line for line in lines if line.get("scores")]
+    assert judged
+    for line in judged:
+        mean, clients = exact(tmp_path, "train_clients", line["round"])
+        assert line["scores"]["train_clients"] == {"accuracy": pytest.approx(mean, abs=1e-6), "clients": clients}
+
+
 def test_a_run_is_told_the_mean_of_its_clients_with_noise_and_nothing_else(tmp_path):
     experiment = private()
     lines = play(experiment, tmp_path)
