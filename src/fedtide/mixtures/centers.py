@@ -113,18 +113,24 @@ def cluster_before(
 
 
 def nearest(payload: Sent, x: Tensor) -> Tensor:
-    """Return the branch (rows,) of the center that is nearest to each row; ties: the first."""
+    """Return the branch (rows,) of the center that is nearest to each row; ties, and without centers: the first."""
     assert payload.centers is not None
+    if not payload.centers.shape[1]:
+        return torch.zeros(len(x), dtype=torch.int64)
     return torch.cdist(to_cpu(x).flatten(1).double(), payload.centers.double()).argmin(1)
 
 
 def cluster_reports(
     cluster: Callable[[Points, np.ndarray], Points], reports: Tensor, counts: Tensor, branches: int
 ) -> Tensor:
-    """Cluster the reported centers; with fewer than K of them the rest are too far away to be nearest."""
+    """Cluster the reported centers; with fewer than K of them the rest are too far away to be nearest.
+
+    Without any report centers have no inputs (K, 0).
+    """
     every, n = reports.double().numpy(), counts.double().numpy()
     x = every[n > 0]
-    if len(x) < branches:  # hardly any client answered: one mode for all
-        far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
-        return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
+    if not len(x):
+        return torch.empty(branches, 0)
+    if len(x) < branches:
+        return torch.from_numpy(np.concatenate([x, np.full((branches - len(x), x.shape[1]), 1e6)])).float()
     return torch.from_numpy(cluster(every, n)).float()

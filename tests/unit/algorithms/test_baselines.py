@@ -23,7 +23,7 @@ from fedtide.fleets.scoring import BATCH, decision_units
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import logits_and_features, with_branches
 from fedtide.mixtures.branches import branch_losses, certainty
-from fedtide.mixtures.centers import Sent
+from fedtide.mixtures.centers import Sent, cluster_reports, nearest
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.networks import MLP
 from fedtide.runs.build import host_of
@@ -121,6 +121,11 @@ def test_rounds_of_collecting_are_no_rounds(tmp_path):
     untouched = run.host.algorithm.init(run.fleet, Rng(0).at(-1, "server"))
     assert same(run.steps[0].received.weights, untouched.weights)
     assert same(run.steps[0].received.server, untouched.server)
+
+
+def test_without_a_report_all_rows_train_the_first_branch():
+    centers = cluster_reports(lambda x, counts: x[:2], torch.empty(0), torch.empty(0), 2)
+    assert nearest(Sent(None, centers), torch.ones(3, 4)).tolist() == [0, 0, 0]
 
 
 def test_every_row_trains_the_branch_of_its_center():
