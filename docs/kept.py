@@ -15,16 +15,17 @@ from fedtide.config import Claim, has_choice
 from fedtide.draw.prose import counted
 
 ROOT = Path(__file__).parents[1]
+RESULTS, RECIPES = ROOT / "docs" / "results", ROOT / "src" / "fedtide" / "recipes"
 
 
 def recipes() -> str:
     """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
-    return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
+    return "\n\n".join(recipe(path) for path in sorted(RECIPES.glob("*.toml")))
 
 
 def planted(command: str) -> str:
     """Results of `bench/planted.py`: its command, its claims, and the table of its worlds."""
-    result = json.loads((ROOT / "docs" / "results" / "planted" / f"{command}.json").read_text(encoding="utf-8"))
+    result = json.loads((RESULTS / "planted" / f"{command}.json").read_text(encoding="utf-8"))
     cores = f"{result['cores']} core{'s' * (result['cores'] > 1)}"
     taken = f"{minutes(result['minutes'])} on {cores} ({result['processor']}), {result['made']}. {result['note']}"
     parts = [f"```console\npython bench/planted.py {command}\n```", taken.strip(), _claims(result["claims"])]
@@ -43,8 +44,7 @@ def minutes(taken: float) -> str:
 
 def recipe(path: Path) -> str:
     """One recipe, with the results that scripts/keep_results.py has kept of it."""
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
-    result = read_result(path.stem)
+    content, result = read_recipe(path.stem), read_result(path.stem)
     scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
     parts = [f"## {path.stem}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}."]
     if result is None:
@@ -112,14 +112,18 @@ Row = list[str]
 """The row of a claim: its text, its number and its verdict."""
 
 
+def read_recipe(name: str) -> dict[str, Any]:
+    """Read a recipe as it is written."""
+    return tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def read_result(recipe: str) -> dict[str, Any] | None:
     """Read what is kept of a recipe, None if nothing is; fresh seeds count, if they were played (scripts/replay.py)."""
-    results = ROOT / "docs" / "results"
-    kept_at, fresh_at = results / f"{recipe}.json", results / "fresh" / f"{recipe}.json"
+    kept_at, fresh_at = RESULTS / f"{recipe}.json", RESULTS / "fresh" / f"{recipe}.json"
     if not kept_at.is_file():
         return None
     result: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8"))
-    content = tomllib.loads((ROOT / "src" / "fedtide" / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8"))
+    content = read_recipe(recipe)
     if not fresh_at.is_file() or is_old(result, content):
         return result
     fresh = json.loads(fresh_at.read_text(encoding="utf-8"))

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept import as_markdown, is_old, read_result, rows_of, seeds_of
+from kept import RECIPES, as_markdown, is_old, read_recipe, read_result, rows_of, seeds_of
 from work import hours
 
 from fedtide.config import Experiment, read
 
 DOCS = Path(__file__).parent
-RECIPES = DOCS.parent / "src" / "fedtide" / "recipes"
 YEAR = 365.25 * 24
 """Hours of a year."""
 
@@ -107,6 +106,5 @@ def verdicts_of(row: dict[str, Any]) -> str:
     claims = {key: line for key, line in rows_of(result).items() if ours or "(our " not in key[1]}
     verdicts = Counter(line[-1] for line in claims.values())
     counts = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
-    old = is_old(result, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
-    form = ", of an earlier form of the recipe" * old
+    form = ", of an earlier form of the recipe" * is_old(result, read_recipe(recipe))
     return f"[{counts or 'tables'}](recipes.md#{recipe}), {seeds_of(result, claims)}{form}"

@@ -71,8 +71,8 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
     (tmp_path / "results").mkdir()
     kept = {"points": [{"point": "", "accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
-    monkeypatch.setattr(papers, "DOCS", tmp_path)
-    monkeypatch.setattr(papers, "RECIPES", tmp_path)
+    monkeypatch.setattr("kept.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("kept.RECIPES", tmp_path)
     recipe = "rounds = 4\n[scale.cpu]\n[[method]]\nname = 'A'\n"
     recipe += "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
     (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
