@@ -56,7 +56,7 @@ def recipe(path: Path) -> str:
         f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
         f"{counted(result['seeds'], 'seed')}, {result['made']}. {result['note']}".strip(),
     ]
-    points, claims = result["points"], claims_of(content)
+    points, claims = result["points"], claims_of(content, result)
     parts += fresh_line(result)
     if len(points) == 1:
         parts += [
@@ -127,7 +127,7 @@ def read_result(recipe: str) -> dict[str, Any] | None:
     if not fresh_at.is_file() or is_old(result, content):
         return result
     fresh = json.loads(fresh_at.read_text(encoding="utf-8"))
-    return {**join_seeds(result, fresh, claims_of(content)), "fresh": fresh["seeds"]}
+    return {**join_seeds(result, fresh, claims_of(content, result)), "fresh": fresh["seeds"]}
 
 
 def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:

@@ -34,8 +34,6 @@ def join_seeds(result: dict[str, Any], fresh: dict[str, Any], claims: dict[str, 
     not judge it. It gets "joined", too: whether a row is that of all seeds. If some seed never arrives at a target,
     methods are one run, or numbers were not kept, a row is that of the first seeds.
     """
-    score = {"measure": result.get("score", "accuracy")}
-    claims = {text: claim if claim.measure else claim.model_copy(update=score) for text, claim in claims.items()}
     others = {point["point"]: point["claims"] for point in fresh["points"]}
     points = [
         {**point, "claims": _join(point["claims"], others.get(point["point"]), claims)} for point in result["points"]
@@ -51,18 +49,19 @@ def _join(table: dict[str, Any], other: dict[str, Any] | None, claims: dict[str,
     for row, values in zip(table["rows"], table.get("values", [[]] * len(table["rows"])), strict=True):
         its_row, its_values = theirs.get(row[0], (None, []))
         whole = its_row is None or "arrive" in its_row[1] or SAME in (row[-1], its_row[-1]) or row[0] not in claims
-        both = None if whole else _rejudge(claims[row[0]], row, values, [*values, *its_values])
+        both = None if whole else judge_claim(claims[row[0]], row, values, [*values, *its_values])
         rows.append(both or row)
         pairs.append(its_row and (row, its_row))
         joined.append(both is not None)
     return {**table, "rows": rows, "pairs": pairs, "joined": joined}
 
 
-def _rejudge(claim: Claim, row: list[str], before: list[float], values: list[float]) -> list[str] | None:
+def judge_claim(claim: Claim, row: list[str], before: list[float], values: list[float]) -> list[str] | None:
     """Return the row of a claim with these values; None if those from before do not give the row that it has.
 
     >>> claim = Claim(text="A is better", method="A", versus="B", measure="accuracy")
-    >>> _rejudge(claim, ["A is better", "+2.0 ± 1.0 points", "too few seeds"], [0.01, 0.03], [0.01, 0.03, 0.02, 0.02])
+    >>> row = ["A is better", "+2.0 ± 1.0 points", "too few seeds"]
+    >>> judge_claim(claim, row, [0.01, 0.03], [0.01, 0.03, 0.02, 0.02])
     ['A is better', '+2.0 ± 0.4 points', 'holds']
     """
     after, old = Measure.of(values), Measure.of(before)
@@ -110,9 +109,10 @@ def verdict_of(row: list[str], claims: dict[str, Claim], seeds: int) -> str:
     return f"{verdict} ({needed if needed <= MOST else f'more than {MOST}'} seeds would tell)"
 
 
-def claims_of(recipe: dict[str, Any]) -> dict[str, Claim]:
-    """Return the claims of a recipe's file by their text."""
-    return {claim["text"]: Claim(**claim) for claim in recipe.get("claim", [])}
+def claims_of(recipe: dict[str, Any], result: dict[str, Any]) -> dict[str, Claim]:
+    """Return the claims of a recipe's file by their text; those without a measure are about the score of its result."""
+    score = {"measure": result.get("score", "accuracy")}
+    return {claim["text"]: Claim(**score | claim) for claim in recipe.get("claim", [])}
 
 
 def reasons(recipe: str) -> dict[str, str]:
