@@ -19,9 +19,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from keep_results import DOCS, collect
+
+from fedtide.runs.job import FleetKind
 
 DIVERGED = re.compile(r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)")
 """What is said of a run whose numbers are finite no more, as an attack makes them."""
@@ -72,7 +74,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipes")
     parser.add_argument("--seeds")
-    parser.add_argument("--fleet")
+    parser.add_argument("--fleet", choices=get_args(FleetKind))
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--workers", default="2")
     parser.add_argument("--keep", action="store_true")
