@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any, get_args
 
-from keep_results import DOCS, collect
-
 from fedtide.runs.job import FleetKind
+from keep_results import DOCS, collect
 
 DIVERGED = re.compile(r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)")
 """What is said of a run whose numbers are finite no more, as an attack makes them."""
