@@ -72,6 +72,26 @@ def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch)
     assert (value(step.state), step.seconds) == (0.5**9, 9.0)
 
 
+def test_an_answer_that_comes_with_others_waits_for_the_next_step(monkeypatch):
+    """Both need a second: one answer makes the first step, and the other one the second, a step late and at once."""
+    steps = [step for step, _ in by_hand(monkeypatch, compute=(1.0, 1.0))][:6]
+    assert [step.seconds for step in steps] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert {len(step.state.flight.clients) for step in steps} == {1}
+    assert [int(step.facts["stalest"]) for step in steps[:2]] == [0, 1]
+
+
+@pytest.mark.parametrize("devices", [None, {"kind": "log-normal", "compute": 0.01, "overhead": 1.0}])
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
+def test_nobody_is_lost_whoever_answers_at_the_same_time(name, devices):
+    """Six are at work; those who do not count go on, so the same number is at work after each step."""
+    options = {"cohort": 6, **({"buffer": 2} if name == "fedbuff" else {})}
+    experiment = toy(name, options, rounds=12, devices=devices, data=DATA, shift={"who": {"kind": "always"}})
+    steps = played(experiment).steps
+    left = 4 if name == "fedbuff" else 5
+    assert [step.facts["at_work"] for step in steps] == [left] * 12
+    assert max(int(step.facts["stalest"]) for step in steps) > 1
+
+
 def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
     """Clients 0 and 1 have no rows and would answer at once: the first two that count are the other two."""
     step, _ = next(by_hand(monkeypatch, [[], [], [0], [4]], [1.0] * 4, lambda question, rows: rows, buffer=2))

@@ -73,7 +73,7 @@ def test_a_phase_ends_when_accuracy_no_longer_rises_and_begins_when_it_changes()
     # A pause sends 8 bytes of weights to each of two clients, and they send a share and its weight.
     assert [list(asks) for *_, asks in run] == [["need", "train"]] * 4 + [["need"]] * 2 + [["need", "train"]]
     assert run[5][2]["need"] == (16, 32)
-    assert run[5][0].inner is run[3][0].inner
+    assert same(run[5][0].inner, run[3][0].inner)
     again = list(rounds(algorithm, run[6][0], (7, 8), [[0], [0, 0, 0]]))
     assert [state.own.trains for state, *_ in again] == [True, True]
     assert [facts["judged"] for _, facts, _ in again] == [0.0, 1.0]
@@ -173,7 +173,24 @@ def test_with_endless_patience_it_is_the_method_to_the_bit_and_below_its_thresho
     rules = {"patience": 99}, {"threshold": 0.0}
     always, never = (played(toy(name, {"local": LOCAL, "transforms": [{"kind": "on-need", **rule}]})) for rule in rules)
     assert same(always.state.inner, plain)
-    assert never.state.inner is never.steps[0].received.inner
+    assert same(never.state.inner, never.steps[0].received.inner)
+
+
+def test_in_a_pause_clusters_follow_drift():
+    """Who reports a drift reports it once, so a round without training must keep what it heard."""
+    concepts = {"kind": "label-banks", "banks": [[0, 1], [2, 3]]}
+    when = {"kind": "planned", "at": [4], "to": [[1, 0]], "groups": [[0], [1]], "modulo": 4}
+    world = {
+        "data": {"source": {"kind": "gaussians", "samples": 400, "dims": 4, "classes": 4}, "groups": {"by": "none"}},
+        "shift": {"who": {"kind": "always"}, "what": {"kind": "change-points", "concepts": concepts, "when": when}},
+        "rounds": 8,
+    }
+    rule = {"kind": "on-need", "threshold": 0.0}
+    plain, never = (played(toy("fielding", {"transforms": rules}, **world)) for rules in ([], [rule]))
+    members = [[step.facts["members"].tolist() for step in run.steps] for run in (plain, never)]
+    assert members[0] == members[1]
+    assert members[0][0] != members[0][-1]
+    assert not never.state.own.trains
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "fedem", "fielding", "numbers"])
@@ -190,5 +207,6 @@ def test_a_judgment_is_the_evaluation_of_the_participants_on_validation_rows(nam
 
 
 def test_asynchronous_methods_are_refused():
-    with pytest.raises(FedtideError, match="'on-need' is not allowed with 'fedbuff', because clients in flight"):
-        played(toy("fedbuff", {"transforms": ["on-need"]}), rounds=1)
+    for pausing in ("on-need", {"kind": "watch", "train": "alarm"}):
+        with pytest.raises(FedtideError, match="is not allowed with 'fedbuff', because .*clients in flight"):
+            played(toy("fedbuff", {"transforms": [pausing]}), rounds=1)

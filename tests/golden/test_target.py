@@ -110,14 +110,14 @@ def test_several_labels_have_a_likelihood_each():
     assert float(target.losses(logits, y[:1])) == pytest.approx(loss)
     assert float(target.each(logits, y[:1])) == pytest.approx(loss / 3)
     # The commonest: label 0 in half of the rows, the others in a quarter: (1/2 + 3/4 + 3/4) / 3.
-    assert target.best_constant(y, y) == pytest.approx(2 / 3)
+    assert target.score_constant(y, y).mean().item() == pytest.approx(2 / 3)
     # By the first two rows label 1 is never there, the others as often as not, so not: right in 3/4, 1/2 and 3/4.
-    assert target.best_constant(y, y[:2]) == pytest.approx(2 / 3)
-    assert target.best_constant(y, y[[0, 3]]) == pytest.approx((1 / 2 + 3 / 4 + 3 / 4) / 3)
-    assert target.best_constant(y[2:3], y[3:]) == pytest.approx(1 / 3)  # both of the first two, where there are none
+    assert target.score_constant(y, y[:2]).mean().item() == pytest.approx(2 / 3)
+    assert target.score_constant(y, y[[0, 3]]).mean().item() == pytest.approx((1 / 2 + 3 / 4 + 3 / 4) / 3)
+    assert target.score_constant(y[2:3], y[3:]).mean().item() == pytest.approx(1 / 3)  # both of the first two, where there are none
     classes = torch.tensor([0, 1, 1, 1, 2])
-    assert CLASSES.best_constant(classes, classes) == 3 / 5
-    assert CLASSES.best_constant(classes, classes[[0, 0, 4]]) == 1 / 5
+    assert CLASSES.score_constant(classes, classes).mean() == 3 / 5
+    assert CLASSES.score_constant(classes, classes[[0, 0, 4]]).mean() == 1 / 5
     # p = 0.75 and 0.25 half each is 0.5: odds of 1.
     both = torch.log(torch.tensor([[[3.0]], [[1 / 3]]]))
     torch.testing.assert_close(target.mix(both), torch.zeros(1, 1))

@@ -453,9 +453,6 @@ class PowerOfChoice(Sized):
 SMALLEST = 1e-4
 """Lower bound on the range of utilities."""
 
-WIDEST = 10
-"""Largest number of candidates for each client that is selected by score."""
-
 FLAT, STEEP = 0.1, 5.0
 """Relative changes of utility: at or below the first the pacer admits slower clients, from the second fewer."""
 
@@ -492,8 +489,11 @@ class Oort(Sized):
         score_i = (min(U_i, clip) - min U) / range + sqrt(0.1 ln t / l_i),   times (T / s_i)^penalty where s_i > T
 
     `exploration_factor` of the m clients, falling by `exploration_decay` each round down to `exploration_min`, are new
-    ones. The others are drawn in proportion to their scores among those with at least `cut_off_util` times the m-th
-    score. The options have the names of FedScale's configuration.
+    ones. The k others are drawn in proportion to their scores among those with at least `cut_off_util` times the k-th
+    score (Lai et al., OSDI 2021, Algorithm 1). The options have the names of FedScale's configuration.
+
+    FedScale differs: its range of utilities has the samples of clients that were never tried, too, and T is of all
+    registered clients. Its pacer compares mean utilities of the clients that were drawn by score.
 
     Args:
         exploration_factor: share of clients that were never tried, in the first round.
@@ -501,7 +501,8 @@ class Oort(Sized):
         exploration_min: lower bound on that share.
         round_penalty: exponent of the penalty for clients slower than T.
         clip_bound: quantile at which utilities are clipped.
-        cut_off_util: fraction of the m-th score from which clients are candidates (FedScale's configuration has 0.05).
+        cut_off_util: fraction of the k-th score from which clients are candidates (FedScale's configuration has 0.05).
+        least_candidates: more than this many times k clients are candidates, whatever their scores (FedScale: 10).
         round_threshold: T is this percentile of the seconds that clients took.
         pacer_step: rounds between updates of the percentile: it rises if the total utility of rounds has changed by a
             tenth or less, and falls if by five times or more.
@@ -515,6 +516,7 @@ class Oort(Sized):
     round_penalty: NonNegative = 2.0
     clip_bound: Fraction = 0.9
     cut_off_util: Fraction = 0.95
+    least_candidates: NonNegative = 0.0
     round_threshold: Annotated[float, Field(strict=True, gt=0, le=100)] = 30.0
     pacer_step: Count = 20
     pacer_delta: Positive = 5.0
@@ -582,7 +584,8 @@ class Oort(Sized):
             return clients[:0]
         score = self.scores(memo, clients, t)
         order = descending(score, rng.at("order"))
-        order = order[score[order] >= self.cut_off_util * score[order[k - 1]]][: max(WIDEST * k, k)]
+        near = score[order] >= self.cut_off_util * score[order[k - 1]]
+        order = order[near | (torch.arange(len(order)) <= self.least_candidates * k)]
         return draw_clients(clients[order], score[order].log(), k, rng)
 
     def _fresh(self, memo: Tried, clients: Tensor, k: int, rng: Rng) -> Tensor:

@@ -16,7 +16,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import options_of
 from fedtide.clusters.representation import Embedding
 from fedtide.config.settings import Deploy, FleetSettings, Local, Track, Tune, WireSettings
-from fedtide.core.base import Algorithm, EvalSplit, Grouping
+from fedtide.core.base import Algorithm, EvalSplit, Grouping, Over
 from fedtide.core.errors import refused, unknown
 from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
 from fedtide.data.shift import Calendar, Shift
@@ -403,6 +403,8 @@ class Experiment(Strict):
             "val" are validation rows (used to pick sweep points; personalizing methods train once more for them).
         metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", "perplexity",
             "bits-per-byte", and your own.
+        accuracy_over: "rows" means the share of right rows among all of them; "clients" the mean of the clients' shares,
+            each of which counts the same. Sums of accuracies are always over clients.
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
             None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
@@ -449,6 +451,7 @@ class Experiment(Strict):
         ],
         ...,
     ] = ()
+    accuracy_over: Over = "rows"
     embedding: Annotated[Embedding | None, Spelled] = None
     stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
     keep: Keep | None = None

@@ -278,6 +278,40 @@ class SummedScores:
     clients: float
 
 
+Over = Literal["rows", "clients"]
+"""What accuracies are means of: all rows, or clients, of which each counts the same however many rows it has."""
+
+
+def mean_over(over: Over, summed: Tensor, rows: Tensor) -> float:
+    """Return the mean of what was summed over the rows of each client; NaN without rows.
+
+    Args:
+        over: rows or clients.
+        summed: (clients,).
+        rows: (clients,).
+
+    >>> right, rows = torch.tensor([10.0, 0.0]), torch.tensor([10.0, 30.0])
+    >>> mean_over("rows", right, rows), mean_over("clients", right, rows)
+    (0.25, 0.5)
+    """
+    if over == "rows":
+        return float(summed.sum() / rows.sum())
+    judged = rows > 0
+    return float((summed[judged] / rows[judged]).mean())
+
+
+def mean_of_rows(over: Over, values: Tensor, owner: Tensor) -> float:
+    """Return the mean of a value of each row (rows,), of which `owner` (rows,) has the client's position.
+
+    >>> mean_of_rows("clients", torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 1, 1]))
+    0.5
+    """
+    if over == "rows":
+        return float(values.mean())
+    rows = torch.bincount(owner).double()
+    return mean_over(over, torch.zeros_like(rows).index_add_(0, owner, values.double()), rows)
+
+
 @dataclass(frozen=True)
 class Scores:
     """Per-client results on one part of the data, as sums, so that any mean can be taken afterwards.
@@ -300,6 +334,7 @@ class Scores:
         summed: true if the server gets only a sum, which is `by_sum` (None: no sum was opened). The other numbers are
             for the simulation.
         by_sum: the evaluation read from the sum.
+        over: what accuracies are means of. A sum is always over clients.
     """
 
     clients: Tensor
@@ -316,9 +351,14 @@ class Scores:
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     summed: bool = False
     by_sum: SummedScores | None = None
+    over: Over = "rows"
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def share(self, correct: Tensor) -> float:
+        """Return an accuracy, by how many rows of each client are right (clients,)."""
+        return mean_over(self.over, correct, self.rows)
 
     @property
     def credited(self) -> "Scores":
@@ -359,14 +399,14 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
-        """Correct rows over all rows; NaN without rows, or if no client's model says anything but NaN.
+        """Correct rows over all rows, or the mean of that over clients; NaN without rows, or if all models say NaN.
 
         >>> one, two = torch.tensor([7, 8]), torch.tensor([10.0, 30.0])
         >>> Scores(one, two, torch.tensor([10.0, 0.0]), two).accuracy
         0.25
         """
         silent = bool(self.loss[self.rows > 0].isnan().all())
-        return math.nan if silent else float(self.correct.sum() / self.rows.sum())
+        return math.nan if silent else self.share(self.correct)
 
 
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Moment, Shard
+from fedtide.core.base import Moment, Over, Shard, mean_of_rows
 from fedtide.core.errors import FedtideError, missing, refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
@@ -388,11 +388,13 @@ class Population:
         counts = count_pairs(owner, labels, len(clients), self.rows.classes)
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
-    def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:
+    def commonest(self, clients: Tensor, moment: Moment, part: str, over: Over = "rows") -> float | None:
         """Return the share of the commonest class among the rows of clients; None without rows, and of sequences.
 
+        Over clients it is the mean of their shares of that class.
+
         If test rows are still to come, the class is the commonest one of all rows that came before. Other targets have
-        the headline of the best constant prediction (`Target.best_constant`).
+        the headline of the best constant prediction (`Target.score_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
         before = self._arrived(moment) if self._dated and part != "train" else None
@@ -403,7 +405,8 @@ class Population:
             return self.rows.targets(rows, self._labels(rows, clients, self.shift.time(moment), part).long())[0]
 
         y = targets_of(rows, clients[owner])
-        return self.target.best_constant(y, y if before is None else targets_of(*before))
+        scores = self.target.score_constant(y, y if before is None else targets_of(*before))
+        return mean_of_rows(over, scores, owner)
 
     def training_rows(self, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return the training rows of all clients, and the client that holds each.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.clusters.distance import Kind
-from fedtide.core.base import Algorithm, EvalSplit, Grouping, Holdings, Scores, Shard, State
+from fedtide.core.base import Algorithm, EvalSplit, Grouping, Holdings, Over, Scores, Shard, State
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng, draw_some
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
@@ -87,6 +87,7 @@ class Judge:
     metrics: Sequence[Metric] = METRICS
     embedded: Embedded | None = None
     references: References | None = None
+    over: Over = "rows"
 
     def scores(self, state: State, other: str = "") -> Iterator[tuple[View, Scores, Tensor | None]]:
         """Yield each view with the scores and slots of those of its clients that have rows to evaluate now.
@@ -101,7 +102,7 @@ class Judge:
             view = replace(whole, clients=self.fleet.judged(whole.clients, whole.part))
             payload, slot = self.algorithm.serve(state, view.clients)
             scores = self.fleet.score(payload, view.clients, **options | {"slot": slot, "part": view.part})
-            yield view, scores, slot
+            yield view, replace(scores, over=self.over), slot
 
     def others(self) -> Iterator[tuple[str, "Judge"]]:
         """Yield each other use of the state, by name, with a judge that describes its scores."""
@@ -118,6 +119,7 @@ class Judge:
             return {}
         payload, slot = self.algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)
+        scores = replace(scores, over=self.over)
         rows = float(scores.rows.sum())
         return {self.metrics[0].name: scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
@@ -135,7 +137,7 @@ class Judge:
         entry = summarized(scores, group, names, own_expert=own_expert, metrics=self.metrics)
         if truth is None:
             return entry
-        commonest = truth.commonest(scores.clients, self.fleet.moment, view.part)
+        commonest = truth.commonest(scores.clients, self.fleet.moment, view.part, self.over)
         baselines = truth.baselines(scores.clients, self.fleet.moment, view.part)
         entry |= {} if commonest is None else {"commonest": commonest}
         return entry | ({"baselines": baselines} if baselines else {})

@@ -240,6 +240,8 @@ def summarized(
     if not float(scores.rows.sum()):
         return {}
     pooled: dict[str, Any] = {"rows": int(scores.rows.sum()), **{metric.name: metric.of(scores) for metric in metrics}}
+    if scores.over == "clients":
+        pooled["clients"] = int((scores.rows > 0).sum())
     if scores.reference is not None:
         pooled["reference"] = scores.reference
     if scores.choice is not None:
@@ -248,7 +250,7 @@ def summarized(
     if scores.weights is not None:
         pooled["weights"] = mean_weights(scores, own_expert=own_expert)
     if scores.others:
-        pooled["others"] = {name: per_row(scores, correct) for name, correct in scores.others.items()}
+        pooled["others"] = {name: scores.share(correct) for name, correct in scores.others.items()}
     if scores.density is not None:
         pooled["density"] = per_row(scores, scores.density)
     if len(names) > 1:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Moment
+from fedtide.core.base import Moment, Over, mean_of_rows
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng, draw_some
 from fedtide.core.trees import raw
@@ -63,6 +63,7 @@ class References:
     Args:
         population: who holds what.
         names: "last_label", "tree" or both.
+        over: what accuracies are means of.
 
     Raises:
         FedtideError: rows are sequences, or made when they are needed.
@@ -70,6 +71,7 @@ class References:
 
     population: Population
     names: tuple[str, ...]
+    over: Over = "rows"
 
     def __post_init__(self) -> None:
         if self.names and (self.population.rows.steps is not None or not isinstance(self.population.rows, Rows)):
@@ -90,7 +92,13 @@ class References:
             answers["last_label"] = self._last(past, holder, y, rows.ids, clients[owner])
         if "tree" in self.names and (trees := self._trees(moment)) is not None:
             answers["tree"] = predict(target, trees, rows.x)
-        return {name: score_of(target, answer, rows.y) for name, answer in answers.items() if answer is not None}
+
+        def score(answers: Tensor) -> float:
+            if isinstance(target, Measured):
+                return target.skill_of(answers, rows.y)
+            return mean_of_rows(self.over, target.score_rows(answers, rows.y), owner)
+
+        return {name: score(answer) for name, answer in answers.items() if answer is not None}
 
     def _last(self, past: Tensor, holder: Tensor, y: Tensor, judged: Tensor, owner: Tensor) -> Tensor | None:
         """Return the last label of the same client before each judged row; the best constant answer without one."""
@@ -141,11 +149,6 @@ def usual_answer(target: Target, y: Tensor) -> Tensor:
     if isinstance(target, Measured):
         return torch.tensor(target.constant, dtype=y.dtype)
     return (y.double().mean(0) > 0.5).to(y.dtype) if isinstance(target, LabelsTarget) else torch.bincount(y).argmax()
-
-
-def score_of(target: Target, answers: Tensor, y: Tensor) -> float:
-    """Return the headline score of answers (rows,) or (rows, k), in the units of the labels, as of a method."""
-    return target.skill_of(answers, y) if isinstance(target, Measured) else float(target.score_rows(answers, y).mean())
 
 
 def notes_on_missing(references: Sequence[str]) -> list[str]:

@@ -55,10 +55,10 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
     """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal).
 
-    If scores are sums, the weight is the number of clients.
+    If accuracies are means over clients, as those of sums are, the weight is the number of clients.
     """
     entry = line["scores"][view]
-    return entry.get("rows", entry.get("clients")) if "window" in line else None
+    return entry.get("clients", entry.get("rows")) if "window" in line else None
 
 
 def weight_in(line: Mapping[str, Any], view: str) -> float | None:

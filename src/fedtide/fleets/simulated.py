@@ -57,6 +57,7 @@ class Race:
 
     Args:
         counts: (clients,) bool, clients whose work is run and counts.
+        passed_over: (clients,) bool, clients whose answers come when enough others have answered.
         sent: (clients,) bool, clients that are sent the question now; None if all are. The others were sent it in an
             earlier round. Then the server waits for each until its answer is due, and learns which dropped out.
         ahead: (clients,) seconds that each client has been at work already.
@@ -68,6 +69,7 @@ class Race:
     """
 
     counts: Tensor
+    passed_over: Tensor
     sent: Tensor | None
     ahead: Tensor
     rows: Tensor
@@ -319,16 +321,15 @@ class SimulatedFleet:
         counts &= eligible(self.ledger, clients, self.moment.round)
         if deadline is not None:
             counts &= seconds <= deadline
+        able = counts & (rows > 0)  # a client without rows has nothing to say, and takes the place of none
         if first is not None:
             # Ties are broken at random: ids go group by group, so the lowest would be one group's.
             draw = Rng(self.population.seed).at(self.moment.round, number, "first").numpy()
             mixed = torch.from_numpy(draw.permutation(len(clients)))
-            # A client without rows has nothing to say, and takes the place of none.
-            able = counts & (rows > 0)
             fastest = mixed[torch.where(able, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
             counts &= torch.zeros_like(counts).index_fill_(0, fastest, True) | (rows == 0)
         wanted = len(clients) if first is None else min(first, len(clients))
-        return Race(counts, sent, ahead, rows, size, down, wanted, deadline)
+        return Race(counts, able & ~counts, sent, ahead, rows, size, down, wanted, deadline)
 
     def _closed(self, ask: Ask) -> Mapping[int, list[int]]:
         """Return by slot the units that owners keep closed: a simulation has no owners."""
@@ -349,11 +350,12 @@ class SimulatedFleet:
         whole = self.clock.answers(
             ask, race.rows, race.payload_bytes, done.up // max(len(answered) + len(done.unopened), 1)
         )
-        seconds = (whole - race.ahead).clamp(0, race.deadline)
+        left = whole - race.ahead
+        seconds = left.clamp(0, race.deadline)
         waited = race.waited(seconds)
         due = race.counts
-        if race.sent is not None:
-            due = seconds <= (_longest(seconds[race.counts]) if waited is None else waited)
+        if race.sent is not None:  # those passed over, or not done by the deadline, are still at work
+            due = (left <= (_longest(seconds[race.counts]) if waited is None else waited)) & ~race.passed_over
         here = torch.isin(clients, answered)
         reply = Reply(
             done.total,

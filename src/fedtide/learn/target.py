@@ -79,9 +79,9 @@ class Target(Protocol):
         """Return further values that are summed over rows, by name: (rows,) or (rows, k)."""
         return {}
 
-    def best_constant(self, y: Tensor, rows: Tensor) -> float:
-        """Return the headline number of always saying the same of rows `y`: what is best of the rows `rows`."""
-        return 0.0
+    def score_constant(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Return the score of each of the rows `y` if always the same is said: what is best of the rows `rows`."""
+        return torch.zeros(len(y))
 
     def columns(self, answers: Tensor) -> dict[str, Tensor]:
         """Return answers (rows, width) as named columns (rows,) for people."""
@@ -164,9 +164,9 @@ class Classes(Target):
         """Return 1 if the class is that of the row, else 0."""
         return (answers == y).double()
 
-    def best_constant(self, y: Tensor, rows: Tensor) -> float:
-        """Return the share of the commonest class."""
-        return float((y == torch.bincount(rows).argmax()).sum()) / len(y)
+    def score_constant(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Return 1 for rows of the commonest class, else 0."""
+        return (y == torch.bincount(rows).argmax()).double()
 
 
 CLASSES = Classes()
@@ -450,7 +450,7 @@ class LabelsTarget(Target):
         exact = {"exact": (predicted == present).all(-1).double()}
         return {name: part.double() for name, part in parts.items()} | exact
 
-    def best_constant(self, y: Tensor, rows: Tensor) -> float:
-        """Return the share of correct labels if each label always has its commonest value."""
+    def score_constant(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Return the share of correct labels of each row if each label always has its commonest value."""
         usual = (rows > 0.5).double().mean(0) > 0.5
-        return float(((y > 0.5) == usual).double().mean())
+        return ((y > 0.5) == usual).double().mean(1)

@@ -352,10 +352,12 @@ def judge_of(
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     # One method of those that meet the same rows records what needs no method.
     first = next(other for other in experiment.method if other.shift == method.shift)
-    references = References(host.population, experiment.references) if experiment.references else None
+    over, references = experiment.accuracy_over, None
+    if experiment.references:
+        references = References(host.population, experiment.references, over)
     return Judge(
         host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), parts.embedded,
-        references if method.name == first.name else None,
+        references if method.name == first.name else None, over,
     )  # fmt: skip
 
 

@@ -342,7 +342,8 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
 
     def judge_of(_: Run) -> Judge:
         fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
-        return Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
+        decide, over = run.method.decide_per, run.experiment.accuracy_over
+        return Judge(host.algorithm, fleet, judged, decide, metrics_of(run.experiment), over=over)
 
     returns = rolled_back(run.folder)
     simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder, keep=tuple(returns.values()))

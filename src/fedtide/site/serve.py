@@ -375,7 +375,7 @@ def judge_of(
     algorithm = survive_failures(host.algorithm, fleet, log)
     judged = views(host.population, experiment.eval_clients, site.seed, experiment.eval_splits)
     metrics = [metric for metric in metrics_of(experiment) if wire.ledger is None or metric not in OVER_CLIENTS]
-    return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics)
+    return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics, over=experiment.accuracy_over)
 
 
 def fleet_of(

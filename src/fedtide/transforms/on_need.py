@@ -11,8 +11,9 @@ clients train again when their mean accuracy is below a threshold. Here this tri
                           m_t > level + rise, and no pause:  level = m_t
                           neither in `patience` rounds:  pause
 
-A round in a pause asks only for two sums. The state of the method stays as it is, so a large rise is a change of data,
-too: after labels have come back a model that had adapted to others can become better again.
+A round in a pause asks for two sums in place of training. All else that a method asks goes on: clusters follow drift. A
+large rise is a change of data, too: after labels have come back a model that had adapted to others can become better
+again.
 
 When to use it: training costs clients more than prediction does, and data change now and then. Compare the accuracy for
 the work in the report's table of costs, and the accuracy itself: a method that trains once does little work.
@@ -35,11 +36,13 @@ Choices:
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedtide.core.base import (
     Algorithm,
     Answer,
+    Cost,
     Extended,
     Facts,
     Memory,
@@ -134,14 +137,11 @@ class OnNeed(Transform):
                         need = decide(self, need, right, rows)
                         shown.update(judged=right / rows, level=need.level)
                 if not need.trains:
-                    raise Pause
+                    return Reply(None, {}, clients[:0], torch.empty(0, dtype=torch.float64), Cost())
                 reply: Reply = fleet.ask("train", clients, payload, **options)
                 return reply
 
-            try:
-                inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)
-            except Pause:
-                inner, facts = state.inner, {}
+            inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)
             return Extended(inner, need), {**facts, **shown}
 
         def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
@@ -151,10 +151,6 @@ class OnNeed(Transform):
         traits = replace(algorithm.traits, compute_cost=base and cost, unprivate=unprivate)
         works = {**algorithm.works, "need": judge_question(algorithm, task.target)}
         return replace(algorithm, init=init, works=works, round=round, serve=serve, traits=traits)
-
-
-class Pause(Exception):
-    """Ends a round that needs no training."""
 
 
 def on_need(algorithm: Algorithm, **options: Any) -> Algorithm:

@@ -247,7 +247,12 @@ def naive(known, rng, t, among, k, percent, s):
         }
         order = ordered(old, score, key["exploit"].at("order"))
         cut = s.cut_off_util * score[order[exploited - 1]]
-        picked += draw([c for c in order if score[c] >= cut][: 10 * exploited], score, exploited, key["exploit"])
+        near = []
+        for c in order:
+            if score[c] < cut and len(near) > s.least_candidates * exploited:
+                break
+            near.append(c)
+        picked += draw(near, score, exploited, key["exploit"])
     reward = {c: float(known[c]["rows"]) for c in new}
     order = ordered(new, reward, key["explore"].at("order"))[: s.sample_window * (k - exploited)]
     return sorted(picked + draw(order, reward, k - exploited, key["explore"]))
@@ -258,6 +263,7 @@ def naive(known, rng, t, among, k, percent, s):
     [
         Oort(pacer_step=3),
         Oort(pacer_step=2, exploration_factor=0.4, exploration_min=0.1, cut_off_util=0.05, clip_bound=0.5),
+        Oort(exploration_factor=0.2, exploration_min=0.2, least_candidates=1.5),
     ],
 )
 def test_a_naive_oort_picks_the_same_over_twenty_rounds(select):

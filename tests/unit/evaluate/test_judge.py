@@ -12,6 +12,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
+from fedtide.evaluate.metrics import summarized
+from fedtide.evaluate.rounds import weight_in
 from fedtide.runs.build import host_of, population_of
 from helpers.handmade import people
 from helpers.toys import played, toy
@@ -109,6 +111,28 @@ def test_a_line_is_what_the_rows_of_its_clients_say():
             pooled = sum(correct[i] for i in mine) / sum(rows[i][4] for i in mine)
             assert line["groups"][name] == pytest.approx(pooled)
         assert {row[7] for row in rows} == {None}
+
+
+def test_over_clients_each_counts_the_same_in_every_accuracy():
+    """Three clients with 4, 2 and no rows, of which 4 and 0 are right: 4 of 6 rows, and half of the clients' shares."""
+    run, who = judge()
+    rows, correct = torch.tensor([4.0, 2.0, 0.0]).double(), torch.tensor([4.0, 0.0, 0.0]).double()
+    scores = Scores(torch.arange(3), rows, correct, rows, others={"other": rows / 2})
+    groups = torch.tensor([0, 0, 1])
+    by_rows = summarized(scores, groups, ("day", "night"))
+    by_clients = summarized(replace(scores, over="clients"), groups, ("day", "night"))
+    assert (by_rows["accuracy"], by_rows["groups"]) == (4 / 6, {"day": 4 / 6})
+    assert (by_clients["accuracy"], by_clients["groups"], by_clients["clients"]) == (1 / 2, {"day": 1 / 2}, 2)
+    assert by_clients["others"] == {"other": 1 / 2}
+    for line in ({"window": {}, "scores": {"val": entry}} for entry in (by_rows, by_clients)):
+        assert weight_in(line, "val") == line["scores"]["val"].get("clients", 6)
+    # In a run the accuracy is the mean over clients, and so is that of the commonest class.
+    for view, scores, _ in replace(who, over="clients").scores(run.state):
+        line, people = replace(who, over="clients").line(view, scores), run.host.population
+        labels = [people.rows.y[people.held(client, run.fleet.moment, view.part)] for client in view.clients.tolist()]
+        usual = torch.bincount(torch.cat(labels)).argmax()
+        assert line["accuracy"] == line["client_mean"]
+        assert line["commonest"] == pytest.approx(sum(float((y == usual).double().mean()) for y in labels) / len(labels))
 
 
 def test_the_slot_of_a_client_is_kept_where_there_are_slots():
