@@ -356,6 +356,11 @@ class Scores:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @property
+    def counted(self) -> float:
+        """How many rows, or clients that have rows, its accuracies are means of."""
+        return float((self.rows if self.over == "rows" else self.rows > 0).sum())
+
     def share(self, correct: Tensor) -> float:
         """Return an accuracy, by how many rows of each client are right (clients,)."""
         return mean_over(self.over, correct, self.rows)

@@ -76,8 +76,8 @@ OVER_CLIENTS = METRICS[2:]
 """Those whose values may be of single clients."""
 
 NO_METRICS = (
-    "rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines", "reference",
-    "noise", "clients",
+    "rows", "choice", "weights", "others", "density", "densities", "groups", "group_weights", "commonest", "baselines",
+    "reference", "noise", "clients",
 )  # fmt: skip
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 
@@ -241,7 +241,7 @@ def summarized(
         return {}
     pooled: dict[str, Any] = {"rows": int(scores.rows.sum()), **{metric.name: metric.of(scores) for metric in metrics}}
     if scores.over == "clients":
-        pooled["clients"] = int((scores.rows > 0).sum())
+        pooled["clients"] = int(scores.counted)
     if scores.reference is not None:
         pooled["reference"] = scores.reference
     if scores.choice is not None:
@@ -257,6 +257,9 @@ def summarized(
         parts = {name: scores.pick(groups == k) for k, name in enumerate(names)}
         judged = {name: part for name, part in parts.items() if float(part.rows.sum())}
         pooled["groups"] = {name: part.accuracy for name, part in judged.items()}
+        # A group's skill is in units of the error of all, so its weight is its rows' share of that.
+        unit = 1.0 if scores.reference is None else scores.reference / float(scores.rows.sum())
+        pooled["group_weights"] = {name: unit * part.counted for name, part in judged.items()}
         if scores.density is not None:
             pooled["densities"] = {
                 name: per_row(part, part.density) for name, part in judged.items() if part.density is not None
@@ -322,8 +325,12 @@ def mean_of_known(values: Iterable[float | None]) -> float:
     return float(np.mean(numbers)) if numbers else math.nan
 
 
-def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | None = None) -> float:
+def mean_of_last(
+    rounds: Curve, values: Curve, window: int, weights: Curve | None = None, end: int | None = None
+) -> float:
     """Return the mean over the evaluations in the last `window` rounds, which may be weighted; NaN without any.
+
+    They are the last ones up to round `end`; None means that of the last value.
 
     Skills are weighted by the error of the constant, so that their mean is the skill on all rows. Windows of wall-clock
     time are weighted by their rows.
@@ -333,10 +340,10 @@ def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | Non
     >>> mean_of_last([1, 2], [-3.0, 0.5], window=2, weights=[1.0, 9.0])  # errors of 4 and 4.5, of 10
     0.15
     """
-    late = _late(rounds, values, window)
+    late = _late(rounds, values, window, end)
     if not late:
         return math.nan
-    return float(np.mean(late) if weights is None else np.average(late, weights=_late(rounds, weights, window)))
+    return float(np.mean(late) if weights is None else np.average(late, weights=_late(rounds, weights, window, end)))
 
 
 FADING = 0.95
@@ -365,22 +372,22 @@ def worst_point(rounds: Curve, values: Curve, window: int) -> float:
     return float(min(_late(rounds, values, window), default=math.nan))
 
 
-def _late(rounds: Curve, values: Curve, window: int) -> list[float]:
-    """Return the values of the evaluations in the last `window` rounds."""
-    return [v for r, v in zip(rounds, values, strict=True) if r > rounds[-1] - window]
+def _late(rounds: Curve, values: Curve, window: int, end: int | None = None) -> list[float]:
+    """Return the values of the evaluations in the last `window` rounds up to `end`."""
+    return [v for r, v in zip(rounds, values, strict=True) if r > (rounds[-1] if end is None else end) - window]
 
 
-def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
+def swing(rounds: Curve, values: Curve, period: float, window: int, end: int | None = None) -> float:
     """Return highest minus lowest value within a period, averaged over whole periods in the last `window` rounds.
 
-    A window shorter than a period counts as one period. NaN if a period has fewer than two evaluations.
+    They end with round `end`; None means that of the last value. A window shorter than a period counts as one period. NaN if a period has fewer than two evaluations.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0
     """
     if not len(rounds):
         return math.nan
-    last = rounds[-1]
+    last = rounds[-1] if end is None else end
     periods = max(int(window // period), 1)
     swings = []
     for k in range(periods):

@@ -1,6 +1,6 @@
 """The record of a round: who took part, what it cost, how losses, groups and drift stand, and the headline."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -69,6 +69,22 @@ def weight_in(line: Mapping[str, Any], view: str) -> float | None:
     (5, 2.5)
     """
     return line["scores"][view].get("reference", rows_in(line, view))
+
+
+def weight_of_group(group: str) -> Callable[[Mapping[str, Any], str], float | None]:
+    """Return the function like `weight_in` for the headline number of a group of clients.
+
+    >>> entry = {"rows": 5, "groups": {"day": 1.0, "night": 0.5}, "group_weights": {"day": 2.0, "night": 3.0}}
+    >>> weight_of_group("day")({"window": {}, "scores": {"val": entry}}, "val")
+    2.0
+    """
+
+    def weigh(line: Mapping[str, Any], view: str) -> float | None:
+        usual = weight_in(line, view)
+        of_groups: Mapping[str, float] = line["scores"][view].get("group_weights", {})
+        return usual if usual is None else of_groups.get(group, usual)
+
+    return weigh
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:

@@ -22,7 +22,7 @@ from fedtide.report.components import BRANCH_ACCURACY, domain_names
 from fedtide.report.costs import REFUSED
 from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
 from fedtide.report.periods import SWING, accuracy_over_dates, draw_references
-from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
+from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at, weigher
 from fedtide.report.summary import NO_SCORES, Paired, Summary
 from fedtide.report.topic import plan_picture, plan_table, table_of
 
@@ -63,13 +63,14 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
         **{f"{BY_WAY}{way}": ("others", way) for way in ways},
         **KEYS,
     }
-    curves = {name: run.curve(view, at(*keys)) for name, keys in parts.items()}
+    curves = {name: (run.curve(view, at(*keys)), weigher(keys)) for name, keys in parts.items()}
+    late = {name: run.late(view, curve, window, weigh) for name, (curve, weigh) in curves.items() if len(curve[0])}
     validation = run.accuracy("val")
     shares = {metric.name for metric in METRICS if metric.unit == "share"}
     metrics = [*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units]
     return {
         score: run.late(view, (rounds, accuracy), window),
-        **{name: run.late(view, curve, window) for name, curve in curves.items() if len(curve[0])},
+        **{name: value for name, value in late.items() if not math.isnan(value)},
         "last": float(course[-1]),
         "best": float(course.max()),
         "worst_point": worst_point(rounds, course, window),

@@ -47,7 +47,8 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     if record.experiment.period and run.ends_judged(record.view):
         curves = {"swing": run.accuracy(record.view)}
         curves |= {f"swing_{group}": run.accuracy(record.view, group) for group in record.groups}
-        out = {name: swing(*curve, record.experiment.period, record.window) for name, curve in curves.items()}
+        period, window = record.experiment.period, record.window
+        out = {name: swing(*curve, period, window, run.end) for name, curve in curves.items()}
     return out | measure_rhythm(run)
 
 

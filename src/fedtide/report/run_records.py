@@ -21,7 +21,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.targets import TargetWords, target_words
 from fedtide.draw.figures import Curve
 from fedtide.evaluate.metrics import faded, mean_of_last
-from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.evaluate.rounds import score_in, weight_in, weight_of_group
 from fedtide.runs.folder import Planned, load, plan, shift_file
 from fedtide.wire.accounting import Plan, Sampling, Spent, total_epsilon
 
@@ -78,6 +78,15 @@ def at(*keys: str) -> Callable[[dict[str, Any]], Any]:
 
 Weigh = Callable[[dict[str, Any], str], float | None]
 """Weight of an evaluation, a line of the record, in a mean over several evaluations of a view."""
+
+
+def weigher(keys: Sequence[str]) -> Weigh:
+    """Return what weighs a number of the evaluations: that of a group has the group's weight.
+
+    >>> weigher(["groups", "day"]) is weigher([]), weigher(["others", "own"]) is weigher([])
+    (False, True)
+    """
+    return weight_of_group(keys[1]) if keys and keys[0] == "groups" else weight_in
 
 
 @dataclass(frozen=True)
@@ -163,9 +172,18 @@ class RunRecord:
         values = np.array([weights.get(after) for after in rounds], dtype=np.float64)
         return values if len(values) and np.isfinite(values).all() and values.sum() > 0 else None
 
-    def late(self, view: str, curve: Curve, window: int, weigh: Weigh = weight_in) -> float:
-        """Return the mean of a curve over the evaluations in the last `window` rounds."""
-        return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh))
+    def late(self, view: str, curve: Curve, window: int, weigh: Weigh = weight_in, end: int | None = None) -> float:
+        """Return the mean of a curve over the evaluations in the last `window` rounds up to `end`; NaN without any.
+
+        By default these end with the last evaluation of the run, though the curve may end before it: a group of clients
+        may have had no rows any more.
+        """
+        return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh), self.end if end is None else end)
+
+    @property
+    def end(self) -> int | None:
+        """Rounds done at the last evaluation; None without any."""
+        return self.judged[-1]["round"] + 1 if self.judged else None
 
     def course(self, view: str, keys: Sequence[str] = ()) -> Curve:
         """Return the accuracy curve for moments, such as the worst one, or that of another score in the entries.
@@ -174,7 +192,7 @@ class RunRecord:
         """
         rounds, values = self.curve(view, at(*keys)) if keys else self.accuracy(view)
         dated = any("window" in line for line in self.judged)
-        return rounds, faded(rounds, values, self.weights_of(view, rounds)) if dated else values
+        return rounds, faded(rounds, values, self.weights_of(view, rounds, weigher(keys))) if dated else values
 
     def times(self, clock: Clock) -> np.ndarray:
         """Return the time at the end of every round: simulated seconds, or how many rounds are done."""

@@ -256,7 +256,8 @@ def curve_of(folder: Path) -> tuple[RunRecord, Curve]:
 def value_at(folder: Path, rounds: int, over: int) -> float:
     """Return the mean accuracy of a run over the last `over` of the first rounds; NaN without an evaluation."""
     run, (after, values) = curve_of(folder)
-    return run.late("val", (after[after <= rounds], values[after <= rounds]), over)
+    done = after <= rounds
+    return run.late("val", (after[done], values[done]), over, end=int(after[done][-1]) if done.any() else rounds)
 
 
 def verify(root: Path) -> Iterator[Verdict]:
@@ -561,7 +562,7 @@ class Play:
             words = target_words(self.experiment.data.target, usual_class(run.labels))
             for name, (after, values) in curves.items():
                 if (done := after <= rounds).any():
-                    value = run.late("val", (after[done], values[done]), over)
+                    value = run.late("val", (after[done], values[done]), over, end=int(after[done][-1]))
                     scores.setdefault(reference_words(name, words), {})[run.seed] = value
         return {**scores}
 

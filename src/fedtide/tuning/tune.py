@@ -368,9 +368,8 @@ class Curve:
 
     def then(self, done: int, scores: Scores, *, dated: bool) -> "Curve":
         """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
-        counted = scores.rows if scores.over == "rows" else scores.rows > 0
-        of_window = float(counted.sum()) if dated else None
-        weight = [number for number in (scores.reference, of_window) if number is not None][:1]
+        counted = scores.counted if dated else None
+        weight = [number for number in (scores.reference, counted) if number is not None][:1]
         accuracy, weights = (*self.accuracy, scores.headline), (*self.weights, *weight)
         return Curve(self.seed, (*self.rounds, done), accuracy, weights, self.point)
 

@@ -96,6 +96,41 @@ def test_rounds_that_are_no_windows_count_the_same(root, tmp_path):
     assert found["last"].mean == 0.1
 
 
+@pytest.mark.parametrize("target", ["classes", "counts"])
+def test_a_group_counts_by_its_own_rows_in_the_same_windows(tmp_path, target):
+    data = STUDY["data"] | {"groups": {"by": "domain"}, "target": target}
+    shift = {"who": "data", "what": WHAT | {"begin": "1970-01-03"}}
+    changes = {"rounds": 28, "average_last": 12, "data": data, "shift": shift}
+    root = finished(tmp_path / "run", study(**STUDY | changes))
+    record = read_experiment(root)[0]
+    run, found = record.methods[0].runs[0], summarize(record).methods[0].measures
+    score = record.experiment.score
+    late = [line for line in run.judged if line["round"] >= 28 - 12]
+    entries = [line["scores"][record.view] for line in late if record.view in line["scores"]]
+    whole, parts = {"above": 0.0, "below": 0.0}, {group: {"above": 0.0, "below": 0.0} for group in record.groups}
+    for entry in entries:
+        total = entry.get("reference", entry["rows"])
+        assert sum(entry["group_weights"].values()) == pytest.approx(total)
+        whole["above"] += total * entry[score]
+        whole["below"] += total
+        for group, weight in entry["group_weights"].items():
+            parts[group]["above"] += weight * entry["groups"][group]
+            parts[group]["below"] += weight
+    assert sum(part["above"] for part in parts.values()) == pytest.approx(whole["above"])
+    assert found[score].mean == pytest.approx(whole["above"] / whole["below"])
+    for group, part in parts.items():
+        assert found[f"{score}_{group}"].mean == pytest.approx(part["above"] / part["below"])
+    # A group without rows in these windows has no number there, although it had one before.
+    path = root / "a" / "0" / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    gone = record.groups[0]
+    for line in lines[-12:]:
+        for entry in filter(None, line.get("scores", {}).values()):
+            entry["groups"].pop(gone, None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert f"{score}_{gone}" not in summarize(read_experiment(root)[0]).methods[0].measures
+
+
 def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     """Windows have few rows, and in some the constant hardly errs: a mean of their skills would be of these alone."""
     data = STUDY["data"] | {"target": "counts"}
