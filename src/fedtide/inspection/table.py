@@ -222,12 +222,16 @@ def _spelling(cells: Cells, time: Sequence[str], clock: Clock, numbers: Sequence
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that were left out because they are texts, and that can be categories of a study."""
+    """Return the columns that were left out because they are texts, and that can be categories of a study.
+
+    Dates are none, if nobody knows which part of them is the day, or one of them is wrong.
+    """
     texts = {name: columns[name] for name, why in left.items() if why != frames.ASKED}
     return tuple(
         name
         for name, column in texts.items()
-        if column.numbers is None and not (column.dated or column.unit) and column.stray is None and column.repeats
+        if column.numbers is None and not (column.dated or column.unclear or frames.DATES & {*frames.words_of(name)})
+        and not column.unit and column.stray is None and column.repeats
         and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= frames.MOST_MISSING
     )  # fmt: skip
 

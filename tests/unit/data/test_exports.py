@@ -229,6 +229,15 @@ def test_a_column_called_date_that_is_none_is_left_out_with_a_reason(written):
     assert "date (named like a time, but row " in said(date=written)
 
 
+def test_dates_that_nobody_can_read_are_no_categories():
+    """The first of each month, which may be days of January; and one among dates that is none."""
+    months = [f"01/{1 + row % 12:02}/2023" for row in range(40)]
+    for name, written in (("visit", months), ("date", ["2018Q1", "2018Q2"] * 20)):
+        columns = read(frame(**{name: written}), Roles(label="label")).columns
+        assert (columns.time, name in columns.features, columns.categories) == ((), False, ())
+    assert read(frame(part=["morning", "evening"] * 20), Roles(label="label")).columns.categories == ("part",)
+
+
 def test_a_cell_in_another_form_than_a_person_says_is_named():
     """One among dates in the form, and dates that are none in it at all."""
     days = [f"{at:%d/%m/%Y}" for at in AT]
