@@ -347,6 +347,7 @@ def test_files_of_spreadsheets_and_other_tools_are_read(tmp_path, text, words):
 
 @pytest.mark.parametrize(("content", "words"), [
     (PLAIN.encode() + b"Source: an office\n", "t.csv: row 42: number of cells: found 1, allowed: 5"),
+    (b"\n <!DOCTYPE html><html>", "t.csv: found 'a web page', allowed: CSV, ARFF or Parquet"),
     (b"PK\x03\x04\x14\x00", "t.csv: found 'a ZIP archive or an Excel workbook', allowed: CSV, ARFF or Parquet"),
     (PLAIN.split("\n", 1)[1].replace(",s", " 10:00,1.5,2.5,s").encode(), "first row: found .*, allowed: a header"),
     (PLAIN.replace(",x,y,", ",x, x,").encode(), "t.csv: two columns are called 'x'"),

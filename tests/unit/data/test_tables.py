@@ -26,7 +26,7 @@ def npz(folder: Path, **arrays) -> NPZ:
     return NPZ(str(folder / "data.npz"))
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-32", "utf-8-sig"])
 def test_the_encoding_of_a_file_is_found(tmp_path, encoding):
     file = tmp_path / "data.csv"
     file.write_bytes("x,label\n1,a\n2,ü\n".encode(encoding))

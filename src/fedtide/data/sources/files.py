@@ -87,7 +87,8 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
         raise FedtideError(f"{where}: is a folder, allowed: {what}") from None
     except DAMAGED + besides as error:
         # Of what is no npz file NumPy says how to load it all the same, which would run what is in it.
-        why = "" if "allow_pickle" in str(error) else f" ({error})"
+        words = re.sub(r" ?<\S+ object at 0x\w+>", "", str(error))
+        why = "" if "allow_pickle" in words else f" ({words})"
         raise FedtideError(f"{where}: damaged or not {what}{why}") from None
 
 

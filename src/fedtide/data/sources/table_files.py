@@ -28,14 +28,19 @@ HEAD, BLOCK = 2**18, 2**24
 """Bytes by which a file seems to be written in one way or another, and bytes that are read at a time."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 """Marks that divide cells, in words."""
-BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+BYTE_ORDER_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+)  # fmt: skip
 OTHERS = {
     b"PK\x03\x04": "a ZIP archive or an Excel workbook",
     b"\xd0\xcf\x11\xe0": "an Excel workbook",
     b"SQLite": "SQLite",
+    b"<!doctype html": "a web page",
+    b"<html": "a web page",
 }
 """Files that are no tables of text, by their first bytes."""
-ENCODINGS = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252", "utf-16": "UTF-16"}
+ENCODINGS = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252", "utf-16": "UTF-16", "utf-32": "UTF-32"}
 """Encodings that are found, and their names for people."""
 COMMENTS = ("#", "//", "%")
 """Beginnings of lines above a header that are no part of the table."""
@@ -367,11 +372,14 @@ def _read_arff(path: Path, encoding: str) -> _Header:
 
 def _find_encoding(path: Path, head: bytes) -> str:
     """Return the encoding of a file that begins with `head`: by its mark, or the first that reads all of it."""
-    if kind := next((kind for mark, kind in OTHERS.items() if head.startswith(mark)), None):
+    begin = head[:1000].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if kind := next((kind for mark, kind in OTHERS.items() if head.startswith(mark) or begin.startswith(mark)), None):
         raise refused(str(path), kind, "CSV, ARFF or Parquet; save it as CSV")
     for mark, encoding in BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return encoding
+    if b"\0\0\0" in head[:4]:
+        return "utf-32-be" if head[:1] == b"\0" else "utf-32-le"
     if b"\0" in head[:2]:
         return "utf-16-be" if head[:1] == b"\0" else "utf-16-le"
     if _decodes(path, "utf-8-sig"):
