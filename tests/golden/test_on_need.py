@@ -208,5 +208,5 @@ def test_a_judgment_is_the_evaluation_of_the_participants_on_validation_rows(nam
 
 def test_asynchronous_methods_are_refused():
     for pausing in ("on-need", {"kind": "watch", "train": "alarm"}):
-        with pytest.raises(FedtideError, match="is not allowed with 'fedbuff', because .*clients in flight"):
+        with pytest.raises(FedtideError, match=r"is not allowed with 'fedbuff', because .*clients in flight"):
             played(toy("fedbuff", {"transforms": [pausing]}), rounds=1)

@@ -114,7 +114,9 @@ def test_several_labels_have_a_likelihood_each():
     # By the first two rows label 1 is never there, the others as often as not, so not: right in 3/4, 1/2 and 3/4.
     assert target.score_constant(y, y[:2]).mean().item() == pytest.approx(2 / 3)
     assert target.score_constant(y, y[[0, 3]]).mean().item() == pytest.approx((1 / 2 + 3 / 4 + 3 / 4) / 3)
-    assert target.score_constant(y[2:3], y[3:]).mean().item() == pytest.approx(1 / 3)  # both of the first two, where there are none
+    assert target.score_constant(y[2:3], y[3:]).mean().item() == pytest.approx(
+        1 / 3
+    )  # both of the first two, where there are none
     classes = torch.tensor([0, 1, 1, 1, 2])
     assert CLASSES.score_constant(classes, classes).mean() == 3 / 5
     assert CLASSES.score_constant(classes, classes[[0, 0, 4]]).mean() == 1 / 5

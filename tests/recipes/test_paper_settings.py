@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from fedtide.config import points, read
-from fedtide.core.errors import FedtideError
 from fedtide.runs.build import algorithm_of, rows_of, task_of
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
@@ -29,30 +27,6 @@ def methods_of(name: str) -> Iterator[tuple]:
     for experiment in played(name):
         for method in experiment.method:
             yield experiment, method, method.settings()
-
-
-AT_PAPER_SIZE = [path.stem for path in sorted(FOLDER.glob("*.toml")) if "[scale.paper]" in path.read_text()]
-LACKS = r"no such file or folder: small-model/|_layer: found 'projection'"
-"""What the toy task has not: a network that another recipe trains, and the layers of a language model."""
-
-
-@pytest.fixture(scope="module")
-def toy():
-    """A small experiment, its rows, and rows that all may see."""
-    experiment = recipe("demo", "nano")
-    rows = rows_of(experiment, 0)
-    return experiment, rows, rows.take(torch.arange(60))[0].float()
-
-
-@pytest.mark.parametrize("name", AT_PAPER_SIZE)
-def test_every_method_takes_the_settings_of_its_paper(toy, name):
-    experiment, rows, public = toy
-    for method in points(recipe(name))[0].experiment.method:
-        task = task_of(experiment, method.model_copy(update={"init_from": None}), rows, public)
-        try:
-            algorithm_of(method, task)
-        except FedtideError as error:
-            assert re.search(LACKS, str(error))
 
 
 # -- periodic shift: fedtem --------------------------------------------------------------------------------------------
@@ -487,3 +461,31 @@ def test_the_small_network_is_the_clients_and_concepts_are_those_of_the_paper():
         assert (shared.concepts, shared.begin) == (4, "dealt")
         swaps = (private.concepts, private.begin, private.fraction)
         assert swaps == (None, "source", 0.5)
+
+
+# -- every recipe -----------------------------------------------------------------------------------------------------
+
+AT_PAPER_SIZE = [path.stem for path in sorted(FOLDER.glob("*.toml")) if "[scale.paper]" in path.read_text()]
+LACKING = {
+    "fedtem-stackoverflow": {method for method in METHODS if METHODS[method] not in ("vanilla", "fedavg")},
+    "fielding-concept-drift": {"Embedding", "Gradient"},
+    "fielding-representations": {"Embedding", "Gradient", "Combined"},
+}
+"""Methods that need what the toy task has not: layers of a language model, or a network that another recipe trains."""
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A small experiment, its rows, and rows that all may see."""
+    experiment = recipe("demo", "nano")
+    rows = rows_of(experiment, 0)
+    return experiment, rows, rows.take(torch.arange(60))[0].float()
+
+
+@pytest.mark.parametrize("name", AT_PAPER_SIZE)
+def test_every_method_takes_the_settings_of_its_paper(toy, name):
+    experiment, rows, public = toy
+    for method in points(recipe(name))[0].experiment.method:
+        task = task_of(experiment, method.model_copy(update={"init_from": None}), rows, public)
+        if method.name not in LACKING.get(name, ()):
+            algorithm_of(method, task)

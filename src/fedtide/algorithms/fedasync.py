@@ -15,7 +15,8 @@ follows Algorithm 1 with polynomial staleness, answer by answer.
     w_t     = (1 - alpha_t) * w_{t-1} + alpha_t * w_new
 
 When to use it: devices of very different speeds, where a round would wait for the slowest. Without a clock of devices
-(`devices.kind`) all are equally fast, and answers are stale for nothing. A client counts as often as it answers, so fast ones count more; FedBuff is calmer.
+(`devices.kind`) all are equally fast, and answers are stale for nothing. A client counts as often as it answers, so
+fast ones count more; FedBuff is calmer.
 
 Choices:
     - ours: a round is an answer. Places of the cohort are filled after it, and clients that do not answer are given up,

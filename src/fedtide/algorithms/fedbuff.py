@@ -13,8 +13,8 @@ AISTATS 2022, Algorithm 1. With default options it follows Algorithm 1 round by 
 | `Delta_i` | client i's weights after local training, minus those that it was sent |
 
 When to use it: devices of very different speeds, where a round would wait for the slowest. Without a clock of devices
-(`devices.kind`) all are equally fast, and answers are stale for nothing. If the concurrency is not above the buffer size
-it is FedAvg.
+(`devices.kind`) all are equally fast, and answers are stale for nothing. If the concurrency is not above the buffer
+size it is FedAvg.
 
 Choices:
     - ours: a round is a server step. It lasts until K of the clients in flight have answered; the others continue into

@@ -51,10 +51,10 @@ def check_new(root: Path, hint: str = "") -> None:
     """Raise if a new folder already exists, unless it is empty, or cannot be made; nothing is changed."""
     if os.path.lexists(root) and (not root.is_dir() or any(root.iterdir())):
         raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
-    there = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "nobody may write in" if there.is_dir() else "this is no folder:"
-        raise FedtideError(f"{root}: {why} {there}; allowed: a new folder where you may write")
+    parent = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        why = "nobody may write in" if parent.is_dir() else "this is no folder:"
+        raise FedtideError(f"{root}: {why} {parent}; allowed: a new folder where you may write")
 
 
 @contextmanager

@@ -380,7 +380,8 @@ def _late(rounds: Curve, values: Curve, window: int, end: int | None = None) -> 
 def swing(rounds: Curve, values: Curve, period: float, window: int, end: int | None = None) -> float:
     """Return highest minus lowest value within a period, averaged over whole periods in the last `window` rounds.
 
-    They end with round `end`; None means that of the last value. A window shorter than a period counts as one period. NaN if a period has fewer than two evaluations.
+    They end with round `end`; None means that of the last value. A window shorter than a period counts as one period.
+    NaN if a period has fewer than two evaluations.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0

@@ -236,7 +236,8 @@ class RecordedFleet(SimulatedFleet):
         none, size = torch.zeros(len(ask.clients), dtype=torch.float64), down // max(len(ask.clients), 1)
         sent = None if began is None else began.isinf()
         down = down if sent is None else size * int(sent.sum())
-        return Race(torch.tensor(counts, dtype=torch.bool), sent, none, none, size, down, 0, None)
+        counted = torch.tensor(counts, dtype=torch.bool)  # the clock knows who was still at work
+        return Race(counted, torch.zeros_like(counted), sent, none, none, size, down, 0, None)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ Weigh = Callable[[dict[str, Any], str], float | None]
 
 
 def weigher(keys: Sequence[str]) -> Weigh:
-    """Return what weighs a number of the evaluations: that of a group has the group's weight.
+    """Return the weight of a number of the evaluations: that of a group has the group's weight.
 
     >>> weigher(["groups", "day"]) is weigher([]), weigher(["others", "own"]) is weigher([])
     (False, True)

@@ -618,7 +618,7 @@ def execute(root: Path, *, workers: int | None = None, display: TerminalBars | N
 def too_short(name: str, budget: float, spent: float, purpose: str) -> str:
     """Return the line about a budget that is too short, with one that would do: the first rounds are a share of it.
 
-    What was spent beyond the budget was spent on rounds that had begun, and is not asked for again.
+    Seconds beyond the budget went into rounds that had begun, and are not asked for again.
     """
     enough = rounded_up(max(spent / MEASURED, 2 * budget) if spent < budget else 2 * spent)
     return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into {purpose}"

@@ -132,7 +132,9 @@ def test_over_clients_each_counts_the_same_in_every_accuracy():
         labels = [people.rows.y[people.held(client, run.fleet.moment, view.part)] for client in view.clients.tolist()]
         usual = torch.bincount(torch.cat(labels)).argmax()
         assert line["accuracy"] == line["client_mean"]
-        assert line["commonest"] == pytest.approx(sum(float((y == usual).double().mean()) for y in labels) / len(labels))
+        assert line["commonest"] == pytest.approx(
+            sum(float((y == usual).double().mean()) for y in labels) / len(labels)
+        )
 
 
 def test_the_slot_of_a_client_is_kept_where_there_are_slots():
