@@ -91,7 +91,7 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
         if asked.seeds is not None:
             options = [*without(options, "--seeds"), "--seeds", asked.seeds]
         if asked.fleet is not None:
-            options += ["--fleet", asked.fleet]
+            options = [*without(options, "--fleet"), "--fleet", asked.fleet]
         command = [
             *program,
             "run",
