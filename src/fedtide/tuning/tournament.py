@@ -619,6 +619,9 @@ def too_short(name: str, budget: float, spent: float, purpose: str) -> str:
     """Return the line about a budget that is too short, with one that would do: the first rounds are a share of it.
 
     Seconds beyond the budget went into rounds that had begun, and are not asked for again.
+
+    >>> too_short("study", 10.0, 24.0, "first rounds")
+    '--budget: study: found 10 s, allowed: 50s or more, as 24 s went into first rounds'
     """
     enough = rounded_up(max(spent / MEASURED, 2 * budget) if spent < budget else 2 * spent)
     return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into {purpose}"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.core.atomic import naming, replacing, write_text
+from fedtide.core.atomic import check_new, naming, replacing, write_text
+from fedtide.core.errors import FedtideError
 
 
 def names(folder) -> list[str]:
@@ -82,3 +83,16 @@ def test_what_was_never_written_is_an_error_and_leaves_nothing(tmp_path):
 def test_a_full_disk_is_named_by_the_file_that_it_has_no_room_for(given, named):
     with pytest.raises(OSError, match=f"No space left on device: '{named}'"), naming(Path("page")):
         raise OSError(28, "No space left on device", given)
+
+
+def test_a_new_folder_is_new_or_empty_and_can_be_made(tmp_path, monkeypatch):
+    check_new(tmp_path / "a" / "b")
+    (tmp_path / "empty").mkdir()
+    check_new(tmp_path / "empty")
+    (tmp_path / "file").touch()
+    for place, why in (("file", "already exists"), (".", "already exists"), ("file/run", "this is no folder: .*file")):
+        with pytest.raises(FedtideError, match=why):
+            check_new(tmp_path / place)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the user of a test may be root, who may write anywhere
+    with pytest.raises(FedtideError, match=r"run: nobody may write in .*; allowed: a new folder where you may write"):
+        check_new(tmp_path / "run")
