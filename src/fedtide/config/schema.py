@@ -403,8 +403,8 @@ class Experiment(Strict):
             "val" are validation rows (used to pick sweep points; personalizing methods train once more for them).
         metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", "perplexity",
             "bits-per-byte", and your own.
-        accuracy_over: "rows" means the share of right rows among all of them. "clients" means the mean of the clients'
-            shares, each of which counts the same; sums of accuracies are always that.
+        accuracy_over: "rows" takes the share of right rows among all of them. "clients" takes the mean of the clients'
+            accuracies. If the server gets sums of accuracies, it is always the mean over clients.
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
             None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.

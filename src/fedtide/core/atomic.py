@@ -53,8 +53,8 @@ def check_new(root: Path, hint: str = "") -> None:
         raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
     parent = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        why = "nobody may write in" if parent.is_dir() else "this is no folder:"
-        raise FedtideError(f"{root}: {why} {parent}; allowed: a new folder where you may write")
+        why = "cannot be written to" if parent.is_dir() else "is no folder"
+        raise FedtideError(f"{root}: {parent} {why}; allowed: a new folder where you may write")
 
 
 @contextmanager

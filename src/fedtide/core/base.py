@@ -279,7 +279,7 @@ class SummedScores:
 
 
 Over = Literal["rows", "clients"]
-"""What accuracies are means of: all rows, or clients, of which each counts the same however many rows it has."""
+"""Accuracies are means over all rows, or over clients. Then each client counts the same."""
 
 
 def mean_over(over: Over, summed: Tensor, rows: Tensor) -> float:

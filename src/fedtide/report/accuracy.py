@@ -186,7 +186,7 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     """Return the caption of the first table: errors, signs and the headline number."""
     text = "Means over seeds ± one standard error." if max(len(m.seeds) for m in summary.methods) > 1 else ""
     if record.experiment.accuracy_over == "clients":
-        text += " Accuracies are means over clients, each of which counts the same."
+        text += " Accuracies are means over clients."
     if summary.rounds and any("swing" in m.measures for m in summary.methods):
         text += f" Swing: the highest minus the lowest {summary.score} within a period."
     signs = {sign(pair) for pair in summary.paired if pair.difference.mean is not None}

@@ -120,7 +120,7 @@ class Watch(Transform):
         if task is None or task.target != CLASSES:
             return "it predicts no classes, so it has no confidence"
         if self.train == "alarm" and (why := algorithm.traits.refuses.get("on-need", "")):
-            return f'train = "alarm" pauses, and {why}'
+            return f'train = "alarm" pauses: {why}'
         if self.train == "always" and self.labels == "first":
             return 'training changes its confidence, so labels = "first" soon tells nothing; allowed: "always", "never"'
         return ""
