@@ -172,13 +172,12 @@ class RunRecord:
         values = np.array([weights.get(after) for after in rounds], dtype=np.float64)
         return values if len(values) and np.isfinite(values).all() and values.sum() > 0 else None
 
-    def late(self, view: str, curve: Curve, window: int, weigh: Weigh = weight_in, end: int | None = None) -> float:
-        """Return the mean of a curve over the evaluations in the last `window` rounds up to `end`; NaN without any.
+    def late(self, view: str, curve: Curve, window: int, weigh: Weigh = weight_in) -> float:
+        """Return the mean of a curve over the evaluations in the last `window` rounds of the run; NaN without any.
 
-        By default these end with the last evaluation of the run, though the curve may end before it: a group of clients
-        may have had no rows any more.
+        The curve may end before the run, if a group of clients has no rows any more.
         """
-        return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh), self.end if end is None else end)
+        return mean_of_last(*curve, window, self.weights_of(view, curve[0], weigh), self.end)
 
     @property
     def end(self) -> int | None:

@@ -33,6 +33,7 @@ from fedtide.data.saved import usual_class
 from fedtide.data.targets import target_words
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.judge import views
+from fedtide.evaluate.metrics import mean_of_last
 from fedtide.evaluate.references import KEYS, References, notes_on_missing, reference_words
 from fedtide.evaluate.rounds import score_in
 from fedtide.fields.types import changed, rounded_up
@@ -257,7 +258,7 @@ def value_at(folder: Path, rounds: int, over: int) -> float:
     """Return the mean accuracy of a run over the last `over` of the first rounds; NaN without an evaluation."""
     run, (after, values) = curve_of(folder)
     done = after <= rounds
-    return run.late("val", (after[done], values[done]), over, end=int(after[done][-1]) if done.any() else rounds)
+    return mean_of_last(after[done], values[done], over, run.weights_of("val", after[done]))
 
 
 def verify(root: Path) -> Iterator[Verdict]:
@@ -562,7 +563,7 @@ class Play:
             words = target_words(self.experiment.data.target, usual_class(run.labels))
             for name, (after, values) in curves.items():
                 if (done := after <= rounds).any():
-                    value = run.late("val", (after[done], values[done]), over, end=int(after[done][-1]))
+                    value = mean_of_last(after[done], values[done], over, run.weights_of("val", after[done]))
                     scores.setdefault(reference_words(name, words), {})[run.seed] = value
         return {**scores}
 
