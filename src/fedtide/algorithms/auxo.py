@@ -26,9 +26,9 @@ When to use it: few of many clients participate at a time, groups want different
 client that does not participate is not moved, however its data change.
 
 Choices:
-    - ours: a cluster knows a client with a reward above 1 there that was labeled or rewarded by it. Re-assignment
-      touches participants only. When a cluster splits, members without evidence for a side stay.
-    - ours: evidence of 5 % of all clients is enough for a split; the released code requires 100 times the participants.
+    - released code: a cluster knows a client with a reward above 1 there that was labeled or rewarded by it.
+    - ours: re-assignment touches participants only. When a cluster splits, members without evidence for a side stay.
+    - released code: a split needs evidence of 5 % of all clients. There it also needs a large cohort.
     - ours: a split at a given round needs two sides with clients.
     - ours: evidence for sides is always gathered; the released code stops after the last of its fixed rounds.
     - ours: with several clusters a cluster may split if fewer than two participants are known.

@@ -26,7 +26,7 @@ have to run every model at the beginning of a step. A concept that comes back fi
 Choices:
     - released code: the loss of a model is its error rate; the paper's is its cross-entropy (`criterion = "loss"`).
     - released code: a new model begins as the one that its client leaves, for Eager as that of the lowest client.
-    - ours: a new model stays apart in the step in which it is made, W = 1.
+    - released code: a new model stays apart in the step in which it is made, W = 1.
     - released code: clients are compared first with their loss before any training.
     - ours: a new model takes the least recently used of `max_clusters` places, if one is free.
     - ours: clients train and judge on the samples of the step alone, because a stream does not give back earlier ones.

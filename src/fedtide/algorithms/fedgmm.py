@@ -25,6 +25,7 @@ measures the novelty of a sample.
 Choices:
     - ours: z are principal components of public samples; the released code takes those of a pretrained network.
     - released code: rho = 0.1.
+    - ours: means are over participants. In Algorithm 1 a client that is not drawn counts with its last answer.
     - ours: k-means runs once, on the server (`gaussian_init`). The released code begins with k-means on each client, so
       clients average components that do not belong together.
     - released code: covariances are averaged without the spread of the clients' means.
