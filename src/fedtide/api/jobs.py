@@ -441,7 +441,8 @@ class RunJob(Job):
         if fleet is not None and self.settings.fleet.kind == "stacked":
             raise refused("--fleet", fleet, f"none, because {self.root} is stacked and has other last bits")
         job = replace(self, sets=fleet_sets(fleet, address))
-        if job.settings is not None and seeds is not None:  # its settings are read before more seeds are written
+        _ = job.settings  # they are read, and refused, before more seeds are written
+        if seeds is not None:
             more = folder.extended(self.root, seed_text(seeds))
             if line := check_room(preflight(more, str(self.root)).need, self.root):
                 say(line, console(output))

@@ -93,7 +93,7 @@ class ColumnNames:
             with dates; "" for none.
         features: columns of the features, divided by commas; by default all other numbers but ids, row numbers and
             copies of columns.
-        zone: time zone of hours and days, e.g. Europe/Berlin. By default the hours are those of the written clocks.
+        zone: time zone of hours and days, e.g. Europe/Berlin; by default clocks count as they are written.
         time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
         without: columns that are left out, divided by commas.
     """
@@ -196,7 +196,6 @@ def _recommend_at(
         "--set": request.sets,
         "--workers": request.workers,
     }
-    options |= {"--workers": request.workers}
     options |= {f"--{name.replace('_', '-')}": value is not None for name, value in vars(names).items()}
     if taken := [name for name, value in options.items() if value]:
         raise refused(taken[0], "a value", "none with a site", "its study says it, and its clients play")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from fedtide.core.errors import FedtideError, nearest, shown, unknown
-from fedtide.fields.shapes import bare, fields_of, tags
+from fedtide.fields.shapes import bare, fields_of, tags, tags_of
 from fedtide.fields.types import (
     Count,
     Distinct,
@@ -175,7 +175,7 @@ class WandB:
 Track = Annotated[TensorBoard | MLflow | WandB, Field(discriminator="kind")]
 """Trackers."""
 
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+TRACKERS = tags_of(Track)
 
 
 def read_tracker(text: str) -> Track:

@@ -229,13 +229,13 @@ def legend_above(axes: Axes, room: float = 8.4) -> None:
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=9)
 
 
-def figure_legend(figure: Figure, panels: Iterable[Axes], wide: float | None = None) -> None:
-    """Draw one legend above all panels, without repeated names; `wide` is its width in inches."""
+def figure_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Draw one legend above all panels, without repeated names."""
     handles: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(name), handle)
-    ncols = columns([*handles], wide or figure.get_size_inches()[0] - 0.6)
+    ncols = columns([*handles], figure.get_size_inches()[0] - 0.6)
     figure.legend([*handles.values()], [*handles], loc="outside upper left", ncols=ncols, fontsize=9)
 
 

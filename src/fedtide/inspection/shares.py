@@ -159,7 +159,7 @@ def mean_distance(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> f
     return total_variation(count_by(who, what, size))
 
 
-def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
+def dirichlet_alpha(counts: np.ndarray) -> float:
     """Alpha of the Dirichlet partition whose clients' label shares spread as much; infinite if chance explains them.
 
     Let p be shares of n rows drawn from a Dirichlet with mean q and sum of parameters A. The moment
@@ -167,10 +167,9 @@ def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
     `dirichlet` of a partition.
 
     Args:
-        counts: (clients, classes) rows.
-        least: clients with fewer rows are left out; NaN if fewer than three are left.
+        counts: (clients, classes) rows. Clients with fewer than five are left out; NaN if fewer than three are left.
     """
-    counts = counts[counts.sum(1) >= least]
+    counts = counts[counts.sum(1) >= 5]
     if len(counts) < 3 or (counts.sum(0) > 0).sum() < 2:
         return float("nan")
     rows, pooled = counts.sum(1), counts.sum(0) / counts.sum()

@@ -20,7 +20,7 @@ from fedtide.learn.fast.stacks import LayerStack, stack_models
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, gradient_step
 from fedtide.learn.losses import Loss
 from fedtide.learn.task import Task, joined
-from fedtide.learn.terms import Terms, kind_of, terms_of
+from fedtide.learn.terms import kind_of, terms_of
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20
 """Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
@@ -251,13 +251,9 @@ def local_update(
     shard: Shard,
     moment: Moment,
     rng: Rng,
-    term: Terms = None,
 ) -> Steps[tuple[Weights, float] | None]:
-    """Return a client's update and its training loss, by local training or by one gradient; None without a step.
-
-    `term` has the gradient terms of local training.
-    """
+    """Return a client's update and its training loss, by local training or by one gradient; None without a step."""
     if variant == "gradient":
         return gradient_step(task, local, weights, shard, moment)
-    fitted = yield Train(task, local, weights, shard, moment, rng, term)
+    fitted = yield Train(task, local, weights, shard, moment, rng)
     return (fitted.delta, fitted.loss) if fitted.steps else None

@@ -20,7 +20,7 @@ from fedtide.fleets.liars import MARKED
 from fedtide.report.clusters import events_of
 from fedtide.report.components import BRANCH_ACCURACY, domain_names
 from fedtide.report.costs import REFUSED
-from fedtide.report.formats import FORMATS, Number, Written, difference, percent, points
+from fedtide.report.formats import FORMATS, Number, difference, percent, points
 from fedtide.report.periods import SWING, accuracy_over_dates, draw_references
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at, weigher
 from fedtide.report.summary import NO_SCORES, Paired, Summary
@@ -125,9 +125,9 @@ def sign(pair: Paired) -> str:
     return (HIGHER if side > 0 else LOWER) if side else UNCLEAR[pair.difference.clarity(pair.difference.mean or 0.0)]
 
 
-def difference_cell(pair: Paired, written: Written = percent) -> str:
+def difference_cell(pair: Paired) -> str:
     """Format a difference with its sign; "-" without one."""
-    cell = difference(pair.difference, written)
+    cell = difference(pair.difference, percent)
     return cell if cell == "-" else f"{sign(pair)} {cell}"
 
 

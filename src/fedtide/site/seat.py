@@ -108,7 +108,7 @@ class Seat:
     def read(
         ticket: Ticket,
         data: Sequence[Path],
-        policy: Path | None = None,
+        rules: Path | None = None,
         home: Path | None = None,
         base: str | None = None,
         watch: Sequence[Path] = (),
@@ -118,7 +118,7 @@ class Seat:
         Args:
             ticket: the ticket of the site.
             data: files of rows.
-            policy: the file of the node's own rules; None allows whatever the study asks.
+            rules: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
             base: the owner's copy of the study's base, see `fedtide.site.bases.find_base`.
             watch: files of the rows that clients hold now, which are not opened yet; () for none.
@@ -131,7 +131,7 @@ class Seat:
         check_versions(ticket)
         if base is not None and ticket.base is None:
             raise refused("--base", base, "none, because the study has no pretrained base")
-        rules = read_policy(policy)
+        policy = read_policy(rules)
         place = None if ticket.base is None else find_base(ticket.base, base)
         study = at_base(ticket.experiment, place)
         if study.wire is not None and study.wire.privacy is not None:
@@ -150,14 +150,14 @@ class Seat:
             live = LiveRows(
                 rows, dict(zip(ticket.clients, watch, strict=True)), ticket.rows, home or Path(ticket.node), base=place
             )
-        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, rules, policy, place, live)
+        seat = Seat(ticket, home or Path(ticket.node), tuple(data), rows, policy, rules, place, live)
         seat.check_home()
         if live is not None and WATCH not in seat.algorithm.works:
             raise refused("--watch", str(watch[0]), "none, because the study is not watched")
         questions = [*seat.algorithm.works, SCORE]
         for name in seat.policy.questions or ():
             if name not in questions:
-                raise unknown(f"{policy}: questions", name, questions)
+                raise unknown(f"{rules}: questions", name, questions)
         return seat
 
     @property

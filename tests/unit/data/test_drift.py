@@ -241,7 +241,7 @@ def test_a_file_says_who_changes_when(tmp_path):
     assert told == {0: [1, 0, 0, 0], 9: [1, 0, 0, 0], 10: [1, 1, 1, 0], 29: [1, 1, 1, 0], 30: [1, 1, 0, 0]}
     assert population.changed(Moment(10, 40)).tolist() == [1, 2]
     assert population.events(Moment(10, 40)) == ("change",)
-    assert population.plan.table(20)[-2:] == [(1, 10.0, 1), (2, 10.0, 1)]
+    assert population.plan.trace.table(20)[-2:] == [(1, 10.0, 1), (2, 10.0, 1)]
 
 
 def test_clients_may_be_called_as_the_source_calls_them(tmp_path):

@@ -355,10 +355,6 @@ class ChangePointsPlan(Plan):
         """Return the concept of each client (clients,)."""
         return self.trace.concept(time)
 
-    def table(self, until: float) -> list[tuple[int, float, int]]:
-        """Return every change up to a time as (client, time, concept), with the first concepts at time 0."""
-        return self.trace.table(until)
-
     def write(self, path: Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
         self.trace.write(path, until)
