@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import fedtide as ft
 from fedtide.algorithms.cfl import State as CFLState
 from fedtide.clusters.rounds import mean_of_all
-from fedtide.core.base import Moment, Sum, Weights
+from fedtide.core.base import Answer, Moment, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -164,3 +164,12 @@ def test_a_model_of_one_layer_has_no_trunk_to_share():
     algorithm = ft.algorithms.ifca(ft.Task(lambda: torch.nn.Linear(4, 3)))
     with pytest.raises(FedtideError, match="found 'no layer', allowed: some of them, because nothing would be shared"):
         ft.transforms.shared(algorithm)
+
+
+def test_what_an_answer_keeps_is_what_its_prediction_is_made_with():
+    """As without a shared trunk: the client's memory after the question, not the one before it."""
+    task = ft.Task(lambda: ft.models.MLP((4,)).build((3,), 2))
+    shared = ft.transforms.shared(ft.algorithms.fedsoft(task))
+    before, after = {"u": torch.tensor([0.9, 0.1])}, {"u": torch.tensor([0.2, 0.8])}
+    assert shared.as_served({}, before, Answer({}, memory=after))[1] is after
+    assert shared.as_served({}, before, Answer({}))[1] is before

@@ -290,6 +290,7 @@ def aem(
     forward = {"train": clusters, "loss": clusters + 1}
     traits: Any = {"sends": (Sent, Served), "models": "clusters", "refuses": NOT_POOLED}
     choosing = with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
+    choosing = replace(choosing, traits=replace(choosing.traits, personal={"mixture": Mixture()}))
     return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
 
 

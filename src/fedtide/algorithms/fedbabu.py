@@ -25,6 +25,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, answer_update
 from fedtide.learn.layers import ALL, HEAD, Layers, Part, check_trunk, match_layers, pick_layers
+from fedtide.learn.schedules import Constant
 from fedtide.personal import by_own_weights
 
 
@@ -40,10 +41,11 @@ def fedbabu(
     """A trunk for all under a fixed head, tuned by each client before it is evaluated.
 
     Args:
-        tuning: training before a client is evaluated; None is five epochs of `local`.
+        tuning: training before a client is evaluated; None is five epochs of `local`, without its schedule.
         tuned: layers that it trains: "all", "head", "trunk", or names.
     """
-    tune = replace(local, epochs=5, local_steps=None) if tuning is None else tuning
+    if tuning is None:  # it is no round of the run, so its rate does not fall with them
+        tuning = replace(local, epochs=5, local_steps=None, lr_schedule=Constant())
     check_trunk(task, "fedbabu")
     is_head, is_tuned = match_layers(task, (HEAD,), "head"), match_layers(task, tuned, "tuned")
     of_trunk, of_tuned = Part.of(task, is_head), Part.of(task, lambda name: not is_tuned(name))
@@ -58,7 +60,7 @@ def fedbabu(
 
     @Stepwise
     def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        after, fitted = yield from of_tuned.train(tune, w, shard, moment, rng)
+        after, fitted = yield from of_tuned.train(tuning, w, shard, moment, rng)
         return Answer({}, memory={"own": after}) if fitted.steps else None
 
     refuses = {"at-home": "clients train and send the trunk alone"}

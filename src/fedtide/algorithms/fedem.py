@@ -84,9 +84,10 @@ def fedem(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = em.init(rng)
-        reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
-        total = None if reply is None else reply.total
-        everyone = 0.0 if total is None else total["rows"].weight
+        everyone = 0.0
+        if normalize_by == "everyone" and (reply := fleet.ask("weigh", fleet.clients, {})).total is not None:
+            # Whoever did not answer counts as having the mean of the others.
+            everyone = reply.total["rows"].weight * len(fleet.clients) / len(reply.clients)
         return State(weights=weights, server=server.init(weights), everyone=everyone, cohort=cohort.init(fleet))
 
     def weigh(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer:

@@ -38,6 +38,7 @@ from fedtide.core.weights import sub
 from fedtide.fields.types import Positive, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, answer_update
 from fedtide.learn.layers import HEAD, Layers, Part, match_layers
+from fedtide.learn.schedules import Constant
 from fedtide.transforms.at_home import with_home
 
 
@@ -64,7 +65,7 @@ def fedrep(
     rate = local.lr if head_lr is None else head_lr
     heads = replace(local, lr=rate, epochs=max(head_epochs, 1), local_steps=None)
 
-    def fit_head(w: Weights, shard: Shard, moment: Moment, rng: Rng) -> Steps[Weights]:
+    def fit_head(heads: LocalTrainer, w: Weights, shard: Shard, moment: Moment, rng: Rng) -> Steps[Weights]:
         if not head_epochs:
             return w
         headed, _ = yield from of_head.train(heads, w, shard, moment, rng.at("head"))
@@ -72,7 +73,7 @@ def fedrep(
 
     @Stepwise
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        headed = yield from fit_head(w, shard, moment, rng)
+        headed = yield from fit_head(heads, w, shard, moment, rng)
         after, fitted = yield from of_trunk.train(local, headed, shard, moment, rng)
         if not fitted.steps:
             return None
@@ -80,7 +81,7 @@ def fedrep(
 
     @Stepwise
     def adapt(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        fitted = yield from fit_head(w, shard, moment, rng)
+        fitted = yield from fit_head(replace(heads, lr_schedule=Constant()), w, shard, moment, rng)
         return Answer({}, update=sub(fitted, w))
 
     def trained(rows: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ from fedtide.core.trees import per_client
 from fedtide.core.weights import flat
 from fedtide.fields.types import ModelCount
 from fedtide.learn import LocalTrainer, Task, Training, Weighting
+from fedtide.learn.schedules import Constant
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def fesem(
     """
 
     even = torch.ones(clusters)
+    placing = replace(local, lr_schedule=Constant())  # it is no round of the run
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng),) * clusters
@@ -115,7 +117,7 @@ def fesem(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if len(payload.models) == 1 or not len(shard):
             return None
-        fitted = local(task, task.loss, mix_models(payload.models, even), shard, moment, rng.at("place"))
+        fitted = placing(task, task.loss, mix_models(payload.models, even), shard, moment, rng.at("place"))
         if not fitted.steps:
             return None
         return Answer({}, memory={"found": nearest_model(flat(fitted.weights.params)[None], payload.models)[0]})

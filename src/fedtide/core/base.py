@@ -594,6 +594,8 @@ class Traits:
             run follows from it.
         remembers: whether clients keep anything else between rounds, such as a few numbers. In a private study each
             client then keeps a row whether it has anything new or not.
+        personal: options by which its paper personalizes, with their defaults. A transform that replaces this refuses
+            other values.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
         compute_cost: cost of its questions for clients on a clock of devices. None means local training for "train",
@@ -620,6 +622,7 @@ class Traits:
     before: int = 0
     keeps: int = 0
     remembers: bool = False
+    personal: Mapping[str, Any] = field(default_factory=dict)
     own_expert: bool = False
     compute_cost: ComputeCost | None = None
     first: int | None = None

@@ -189,6 +189,8 @@ LARGEST = 10**11
 class Resample(Dealing):
     """Draw `samples` different rows for every client; clients may share rows, which suits huge populations.
 
+    Rows for validation are for validation at every client, so their number varies between clients.
+
     Args:
         clients: number of clients over all groups.
         samples: number of rows of each client.
@@ -256,7 +258,8 @@ class Rotation(Dealing):
     """Groups of clients that each hold a full copy of the data, dealt equally, with images rotated by an angle.
 
     The group is the ground truth of clustering; the rotation itself is `shift.how`, which follows from the angles.
-    Groups share the copies, so that the partition is disjoint within a group only.
+    Groups share the copies, so that the partition is disjoint within a group only. A validation row may be a training
+    row of another group, at another angle.
 
     Args:
         clients: number of clients over all groups.

@@ -119,6 +119,12 @@ def build(
         border = (_from(rows, val_from).int() + _from(rows, test_from))[dealt.seen.rows.long()]
         train, val, test = (dealt.seen.only(border == number) for number in range(3))
         outside = outside.only(_from(rows, test_from)[outside.rows.long()])
+    elif rule.shares_rows and not ahead and getattr(rule, "kind", "") != "rotation" and (split.val or fraction):
+        # A shared row has one part for all, so that no client is judged by what another trains on.
+        n_test, n_val = map(int, part_sizes(np.array(len(rows)), split.val, fraction))
+        order, part = torch.from_numpy(rng.at("parts").numpy().permutation(len(rows))), torch.zeros(len(rows)).byte()
+        part[order[:n_test]], part[order[n_test : n_test + n_val]] = 2, 1
+        train, val, test = (dealt.seen.only(part[dealt.seen.rows.long()] == number) for number in range(3))
     else:
         train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
     if len(dealt.test.rows) or ahead:

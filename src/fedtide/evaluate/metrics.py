@@ -40,10 +40,13 @@ class Metric:
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:
-    """Return the accuracy of each client that has rows (clients,); NaN if its model predicts NaN."""
+    """Return the accuracy of each client that has rows (clients,); all NaN if all models say NaN.
+
+    A row of which a model says NaN is wrong.
+    """
     judged = scores.rows > 0
-    accuracy = scores.correct[judged] / scores.rows[judged]
-    return accuracy.masked_fill(scores.loss[judged].isnan(), math.nan).numpy()
+    silent = math.isnan(scores.accuracy)
+    return (scores.correct[judged] / scores.rows[judged] + (math.nan if silent else 0.0)).numpy()
 
 
 def per_row(scores: Scores, summed: torch.Tensor) -> float:

@@ -678,6 +678,14 @@ def clip(gradient: list[Tensor], largest: float) -> None:
 # -- whether a model fits its rows -------------------------------------------------------------------------------------
 
 
+def check_parts(partial_work: float, local: object, method: str) -> None:
+    """Raise for devices that do a part of the work of a method whose local work has but one, an epoch or a step."""
+    parts = (local.local_steps or local.epochs or 1) if isinstance(local, LocalTrainer) else 0
+    if partial_work and parts == 1:
+        allowed = f"0, as the local work of {method} is one epoch or step; or more of these"
+        raise refused("devices.partial_work", partial_work, allowed)
+
+
 def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> list[str]:
     """Run a task's model on some samples, as in training and as in evaluation.
 

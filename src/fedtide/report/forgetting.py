@@ -266,7 +266,10 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
         "recovery_rounds": mean_of_known(rounds for rounds in back if math.isfinite(rounds)),
     }
     if run.labels is not None:
-        out["forward_transfer"] = mean_of_known(transfer.forward(1 / run.labels["classes"]))
+        kind = record.experiment.data.target.kind
+        if kind != "labels":  # of several labels at once no share is that of chance
+            chance = 1 / run.labels["classes"] if kind == "classes" else 0.0  # an untrained model has no skill
+            out["forward_transfer"] = mean_of_known(transfer.forward(chance))
     return out | measure_local(run)
 
 

@@ -25,7 +25,7 @@ from fedtide.fleets import ray_pool
 from fedtide.fleets.scoring import POOLED
 from fedtide.fleets.stacked_engine import why_alone
 from fedtide.learn.device import CPU, find_device, warn_of_bfloat
-from fedtide.learn.local import LocalTrainer, check_fit
+from fedtide.learn.local import check_fit, check_parts
 from fedtide.runs import build
 from fedtide.runs.folder import plan
 from fedtide.runs.privacy import check_delta, check_scores, ledger_with, plan_of, sums_of, warn_of_blur
@@ -169,10 +169,7 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     population.check(rounds)
     _ = built.clock
     local = method.settings().get("local")
-    parts = (local.local_steps or local.epochs or 1) if isinstance(local, LocalTrainer) else 0
-    if experiment.timing.partial_work and parts == 1:
-        allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
-        raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
+    check_parts(experiment.timing.partial_work, local, f"method '{method.name}'")
     shard, classes = population.few()
     of_data = shard.x.shape, shard.y.shape, classes, experiment.data.transforms, experiment.data.directory
     of_task = experiment.model, experiment.precision, experiment.fleet, method.loss, method.init_from

@@ -29,7 +29,7 @@ from fedtide.fields.types import Count, Spelled, Strict, Whole, as_written
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import check_fit, question_cost
+from fedtide.learn.local import check_fit, check_parts, question_cost
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.build import rows_for
@@ -227,6 +227,7 @@ def simulate(
     read = SimulationOptions(**as_written("simulate", SimulationOptions, options))
     devices, forgetting = read.devices, read.forgetting
     population.check(rounds)
+    check_parts(devices.partial_work, algorithm.options.get("local"), algorithm.name)
     if algorithm.task is not None:
         population = replace(population, rows=rows_for(population.rows, algorithm.task.build))
     if algorithm.check is not None:

@@ -103,7 +103,7 @@ class Shared(Transform):
 
         def as_served(payload: Payload, memory: Memory, answer: Answer) -> tuple[Payload, Memory] | None:
             if algorithm.as_served is None:
-                return whole(payload), memory
+                return whole(payload), memory if answer.memory is None else answer.memory
             return algorithm.as_served(whole(payload), memory, answer)
 
         def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:

@@ -72,7 +72,12 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
             raise refused("transforms", transform, "a transform, such as ft.transforms.Anchored()")
     plain = algorithm if algorithm.plain is None else algorithm.plain
     wanted = sorted((*algorithm.transforms, *transforms), key=lambda transform: transform.place)
-    changed = unpersonalized(plain) if any(getattr(transform, "way", None) for transform in wanted) else plain
+    changed = plain
+    if any(getattr(transform, "way", None) for transform in wanted):
+        changed = unpersonalized(plain)
+        for option, default in plain.traits.personal.items():
+            if plain.options.get(option, default) != default:
+                raise FedtideError(f"{option}: is not allowed with 'personalized', which replaces it; leave one out")
     for number, transform in enumerate(wanted):
         if transform.kind in [before.kind for before in wanted[:number]]:
             if transform.kind == "personalized":

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
@@ -20,6 +21,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.mixtures.feature_gaussians import Random
 from fedtide.runs.preflight import preflight
+from helpers import quadratics
 from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
@@ -195,3 +197,13 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
     assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent
     odd = algorithm.works["train"](payload, None, shard_of([2, math.nan, 2]), NOW, KEY)
     assert not math.isfinite(float(odd.total["log_likelihood"].value))  # the fleet refuses and reports such an answer
+
+
+def test_whoever_did_not_answer_counts_as_having_the_mean_of_the_others():
+    """Of clients with 1 and 3 rows the first answers: everyone has 2 rows."""
+    algorithm = fedem(Task(lambda: nn.Linear(1, 5), dtype=torch.float64), normalize_by="everyone")
+    fleet = quadratics.fleet_of(algorithm)
+    whole = algorithm.init(fleet, Rng(0)).everyone
+    ask = fleet.ask
+    fleet.ask = lambda question, clients, payload, **options: ask(question, clients[:1], payload, **options)
+    assert (whole, algorithm.init(fleet, Rng(0)).everyone) == (4.0, 2.0)

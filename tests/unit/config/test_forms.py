@@ -127,6 +127,8 @@ MEANINGLESS = [
     ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' stands twice"),
     ({"algorithm": "ifca", "transforms": [{"kind": "shared", "layers": "haed"}]}, "'haed'"),
     ({"algorithm": "fielding", "q": 1.0, "transforms": ["pooled"]}, "no mean of updates"),
+    ({"algorithm": "aem", "safe": True, "mixture": {"held": 0.5}}, "mixture: is not allowed with 'personalized'"),
+    ({"algorithm": "knn-per", "k": 3, "transforms": ["fine-tuned"]}, "k: is not allowed with 'personalized'"),
 ]
 
 

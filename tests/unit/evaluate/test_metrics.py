@@ -81,6 +81,15 @@ def test_clients_without_rows_have_no_accuracy():
     assert client_accuracies(scores([4, 0, 2], [1, 0, 2])).tolist() == [0.25, 1.0]
 
 
+def test_a_row_of_which_a_model_says_nan_is_wrong():
+    """A client whose loss is NaN is among the worst, and the mean of clients with as many rows each is that of rows."""
+    judged = replace(scores([4] * 10, [4] * 9 + [0]), loss=torch.tensor([1.0] * 9 + [math.nan], dtype=torch.float64))
+    got = summarized(judged, torch.zeros(10, dtype=torch.int64), ["all"])
+    assert (got["worst_decile"], got["client_mean"], got["accuracy"]) == (0.0, 0.9, 0.9)
+    silent = replace(judged, loss=torch.full((10,), math.nan, dtype=torch.float64))
+    assert np.isnan(client_accuracies(silent)).all()
+
+
 def test_a_scoring_is_kept_pooled_per_group_and_over_clients():
     """Day clients 1 of 4 and 0 of 2 rows, night client 6 of 6: pooled 7 of 12, mean over clients 5/12."""
     kept = summarized(scores([4, 2, 6], [1, 0, 6], [3, 3, 0]), torch.tensor([0, 0, 1]), ("day", "night", "dusk"))

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedtide as ft
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.fleets.devices import Steady
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.preflight import preflight
-from helpers.quadratics import TASK, at
+from helpers.quadratics import TASK, at, population
 from helpers.toys import played, toy
 
 
@@ -22,6 +24,11 @@ def test_work_needs_a_part(local):
     with pytest.raises(FedtideError, match=r"^devices.partial_work: found 0.5, allowed: 0, as the local work of"):
         preflight(toy("fedavg", {"local": local}, devices={"kind": "steady", "partial_work": 0.5}))
     preflight(toy("fedavg", {"local": local}))
+    algorithm = ft.algorithms.fedavg(TASK, LocalTrainer(**local))
+    with pytest.raises(
+        FedtideError, match=r"^devices.partial_work: found 0.5, allowed: 0, as the local work of fedavg"
+    ):
+        ft.simulate(algorithm, population(), rounds=1, devices=Steady(partial_work=0.5))
 
 
 @pytest.mark.parametrize("kind", ["epochs", "local_steps"])

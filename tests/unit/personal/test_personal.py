@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedtide as ft
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.schedules import Constant, Steps
 from fedtide.learn.task import Task
 from fedtide.models import MLP, Linear
 from fedtide.personal.client_networks import Networks, train_early_stopping
@@ -29,6 +32,7 @@ from fedtide.personal.ways import (
     split_for_gate,
     split_networks,
 )
+from helpers import quadratics
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
 FEW = LocalTrainer(lr=0.05, epochs=6, batch_size=4, optimizer="adamw")
@@ -201,3 +205,23 @@ def test_training_that_ends_between_two_looks_is_judged_at_its_end(upper):
     solver = LocalTrainer(lr=0.05, batch_size=4, **upper)
     found, _ = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, NOW, KEY)
     assert same(found, solver(TASK, TASK.loss, MODELS[0], rows, NOW, KEY).weights)
+
+
+# -- training of a client before it is judged --------------------------------------------------------------------------
+
+
+FADING = Steps(at=(0.5,), factor=1e-6)
+
+
+@pytest.mark.parametrize("method", [ft.algorithms.fedbabu, ft.algorithms.fedrep, ft.algorithms.fesem])
+def test_a_newcomer_is_trained_with_the_rate_without_its_schedule(method):
+    """The schedule is over the rounds of the run, and this is none of them."""
+    task = Task(lambda: MLP((4,)).build((3,), 4), dtype=torch.float64, example=X[:1])
+    made = []
+    for schedule in (Constant(), FADING):
+        algorithm = method(task, LocalTrainer(lr=0.5, batch_size=4, lr_schedule=schedule))
+        served, _ = algorithm.serve(algorithm.init(quadratics.fleet_of(algorithm), Rng(0)), torch.tensor([0]))
+        if isinstance(served, list):  # of a cluster each
+            served = replace(served[0], models=tuple(task.init(Rng(seed)) for seed in (1, 2)))
+        made.append(algorithm.adapt(served, None, shard(), NOW, KEY))
+    assert same(made[0], made[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.data.shift.who import Periodic
+from fedtide.data.targets import Labels, Number
 from fedtide.report.forgetting import Transfer, Turn, measure, turns
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
@@ -225,3 +227,16 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
     assert "backward_transfer" in summarize(record).method("A").measures
     assert "backward_transfer" not in summarize(record).method("steady").measures
     assert measure(record, steady, steady.runs[0]) == {}
+
+
+def test_before_its_first_turn_a_group_is_compared_with_chance_if_there_is_any(tmp_path):
+    """One in three classes; nothing for numbers, whose score is a skill; not known for several labels at once."""
+    record = finished(tmp_path / "run", A, rounds=4, eval_every=1, seeds=[0])
+    method, experiment = record.methods[0], record.experiment
+    first = {}
+    for target in (experiment.data.target, Number(), Labels()):
+        data = experiment.data.model_copy(update={"target": target})
+        told = replace(record, experiment=experiment.model_copy(update={"data": data}))
+        first[target.kind] = measure(told, method, method.runs[0]).get("forward_transfer")
+    assert first["number"] == pytest.approx(first["classes"] + 1 / 3)
+    assert first["labels"] is None
