@@ -13,6 +13,7 @@ import pytest
 import fedtide as ft
 from fedtide.core.record import first_work_in
 from fedtide.runs.digest import verify
+from fedtide.runs.unlearn import Leaving
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A, finished, lines_of, record_of, study
 from helpers.toys import TOY
@@ -149,16 +150,31 @@ def test_a_private_run_says_what_cannot_be_taken_back(here, more):
     assert not [line for line in map(json.loads, ledger) if client in line["clients"]]
 
 
-def test_scales_of_features_are_without_it(here):
-    """Then no round is as it was, and a client that never worked is not without effect."""
+def named(*names: str) -> Path:
+    """A finished study whose clients have these names."""
     lines = ["client,a,b,label"]
-    lines += [f"{name},{n % 7 + 100 * (name == 'far')},{n % 5},{n % 2}" for name in ("near", "mid", "far", "off")
-              for n in range(30)]  # fmt: skip
+    lines += [f"{name},{n % 7 + 100 * (name == 'far')},{n % 5},{n % 2}" for name in names for n in range(30)]
     Path("rows.csv").write_text("\n".join(lines) + "\n")
     source = {"kind": "csv", "path": "rows.csv", "label": "label", "client": "client", "features": ["a", "b"]}
     data = {"source": source, "partition": {"kind": "natural"}}
     values = {"rounds": 2, "data": data, "model": {"kind": "linear"}, "method": [{**A, "cohort": 2}]}
-    finished(here / "x", ft.config.from_dict(values))
+    return finished(Path("x"), ft.config.from_dict(values))
+
+
+def test_scales_of_features_are_without_it(here):
+    """Then no round is as it was, and a client that never worked is not without effect."""
+    named("near", "mid", "far", "off")
     result = ft.forget("x", "far", quiet=True)
     assert result.folder == Path("x-without-far")
     assert result.comparisons[0].same == 0
+
+
+def test_clients_of_nearly_the_same_name_leave_into_folders_of_their_own(here):
+    """A name without a letter or a digit makes no folder's name either."""
+    root = named("a/b", "a&b", "..", "c")
+    for name, folder in (("a/b", "x-without-a-b"), ("a&b", "x-without-client-"), ("..", "x-without-client-")):
+        place = Leaving.of(root, name).place
+        assert str(place).startswith(folder)
+        assert ft.forget("x", name, quiet=True).folder == place  # and once more it goes on
+        assert Leaving.of(root, name).place == place
+    assert len(list(here.glob("x-without-*"))) == 3

@@ -75,6 +75,9 @@ def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatc
     assert done("report", "x") == 0
     assert Path("x/report.html").read_bytes() == page
     assert "x: is a tune folder, which has a page by itself" in refused(capsys, here, "report", "x", "whole")
+    assert "--tables: found 'tables', but x is a tune folder" in refused(
+        capsys, here, "report", "x", "--tables", "tables"
+    )
     assert "--seeds: x is a tune folder" in refused(capsys, here, "resume", "x", "--seeds", "0,1")
 
 

@@ -179,7 +179,7 @@ def forget(
 
     Args:
         run_folder: the run folder.
-        client: name of the client in the data, or its number, from 0.
+        client: name of the client in the data; its number, from 0, if clients have no names.
         out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same call goes on.
         workers: processes; by default as many as the machine has cores.
         quiet: print nothing.

@@ -36,7 +36,7 @@ from fedtide.report.study import Study, Summary, read_finished
 from fedtide.report.terminal import console, print_results, print_table, say
 from fedtide.report.topics import check_measures
 from fedtide.runs import folder
-from fedtide.runs.build import as_json, population_of
+from fedtide.runs.build import as_json, load_rows, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
@@ -86,7 +86,7 @@ def seed_text(seeds: Seeds) -> str:
 def read_study(
     experiment: Spelled, request: Request, seeds: str | None = None, *, timed: bool = True
 ) -> tuple[Experiment, str, str]:
-    """Return the experiment, its name in messages, and the name of its folder.
+    """Return the experiment, its name in messages, and the name of its folder. Its data are read again.
 
     Args:
         experiment: a file, `recipe:NAME`, nested dicts or an `Experiment`.
@@ -94,6 +94,7 @@ def read_study(
         seeds: in place of those of the experiment.
         timed: see `fedtide.config.read`.
     """
+    load_rows.cache_clear()  # files may have changed since this process last read them
     sets = [*request.overrides, *([] if seeds is None else [f"seeds={seed_list(seeds)}"])]
     if isinstance(experiment, str | Path):
         path = experiment_file(experiment) if isinstance(experiment, str) else experiment
@@ -738,6 +739,9 @@ def write_page(
         if not isinstance(job, RunJob) and len(jobs) > 1:
             raise FedtideError(f"{job.root}: is a {job.kind}, which has a page by itself; allowed: run folders")
         if not isinstance(job, RunJob):
+            for option, place in {"--figures": pictures, "--tables": tables}.items():
+                if place is not None:
+                    raise refused(option, str(place), "with run folders", f"{job.root} is a {job.kind}")
             return job.write_page(out)
     return write_report([job.root for job in jobs], out, pictures=pictures, saved_tables=tables)
 

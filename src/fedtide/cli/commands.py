@@ -252,7 +252,8 @@ def forget(
 
     Args:
         folder: the run folder, or the folder of a site.
-        client: name of the client in the data, or its number, from 0. Of a site the name of a node.
+        client: name of the client in the data; its number, from 0, if clients have no names. Of a site the name of a
+            node.
         out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same command goes on. Not
             for a site.
     """

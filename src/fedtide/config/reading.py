@@ -115,7 +115,7 @@ def _check_values(value: Any, key: str, dot: str = "", *, lines: bool = False) -
         lines: whether text may have several lines, see `MANY_LINES`.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise FedtideError(f"{key}: found a whole number of {value.bit_length()} bits, allowed: at most 64")
+        raise FedtideError(f"{key}: found a number that is too large, allowed: whole numbers of at most 18 digits")
     if isinstance(value, str):
         try:
             check_visible(value, lines=lines)

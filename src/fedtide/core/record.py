@@ -108,7 +108,7 @@ def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = Fal
     A file beside the record, and the record of a run that is `finished`, must end there, too.
     """
     for name, mark in marks.items():
-        path = folder / name
+        path = Path(os.path.normpath(folder / name))
         check_sha256(path, mark.sha256, mark.length)
         more = path.stat().st_size - mark.length
         if more and (finished or name not in (*FILES, *SOME)):

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,7 +249,8 @@ def small_legend(axes: Axes, most: int = 4) -> None:
 def _make_room(figure: Figure) -> None:
     """Let a figure grow by the height of legends beyond two lines, so that no name is cut and no panel shrinks."""
     legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
-    heights = [legend.get_window_extent().height / figure.dpi for legend in legends]
+    with _without_warnings():
+        heights = [legend.get_window_extent().height / figure.dpi for legend in legends]
     figure.set_figheight(figure.get_figheight() + sum(max(height - TWO_LINES, 0) for height in heights))
 
 
@@ -345,11 +347,17 @@ def model_color(number: int) -> str:
     return OWN_COLOR if number < 0 else colors[min(number, len(colors) - 1)]
 
 
-def save_figure(figure: Figure, to: Any, **options: Any) -> None:
-    """Save a figure without warnings about missing letters and overlapping panels."""
+@contextmanager
+def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         for message in ("Glyph .* missing from", "constrained_layout not applied"):
             warnings.filterwarnings("ignore", message)
+        yield
+
+
+def save_figure(figure: Figure, to: Any, **options: Any) -> None:
+    """Save a figure without warnings about missing letters and overlapping panels."""
+    with _without_warnings():
         if (engine := figure.get_layout_engine()) is not None:
             # `savefig` would draw everything a second time to compute the layout.
             figure.set_dpi(72)

@@ -51,7 +51,8 @@ CELL = re.compile(r"(?:([▲▼≈?=≥]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%
 LATEX = str.maketrans({
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "≥": r"$\geq$", "←": r"$\leftarrow$",
+    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "≥": r"$\geq$",
+    "←": r"$\leftarrow$", "→": r"$\rightarrow$", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
 })  # fmt: skip
 """Characters that LaTeX does not print as they are."""
 

@@ -173,7 +173,7 @@ def _describe(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
         if allowed == A_TABLE and (choices := tags_of(kind)):
             allowed = f"one of {', '.join(map(repr, choices))}, or a table with such a kind"
         if isinstance(value, float) and math.isnan(value):
-            allowed = f"a number, {allowed}"
+            allowed = allowed if allowed == NUMBERS["finite_number"] else f"a number, {allowed}"
         return f"found {shown(value)}, {f'{hint} Allowed' if hint else 'allowed'}: {allowed}"
     if name in ("too_short", "string_too_short"):
         return f"found {shown(value)}, allowed: {context['min_length']} or more"

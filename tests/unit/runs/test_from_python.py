@@ -283,3 +283,18 @@ def test_an_algorithm_of_ones_own_needs_no_types(tmp_path):
     made = from_dict(named(study)).method
     assert [method.settings()["cohort"].clients_per_round for method in made] == [2, 3]
     assert [method.settings()["local"].lr for method in made] == [ft.LocalTrainer().lr, 0.2]
+
+
+def test_a_preview_reads_a_file_again(tmp_path):
+    """A person in a notebook mends the file and asks once more."""
+    source = {"kind": "csv", "path": str(tmp_path / "rows.csv"), "label": "label", "client": "client"}
+    study = {
+        "rounds": 2,
+        "data": {"source": source},
+        "model": "linear",
+        "method": [{"algorithm": "fedavg", "cohort": 2}],
+    }
+    for clients in (3, 5):
+        lines = [f"c{n % clients},{n % 7},{n % 2}" for n in range(120)]
+        (tmp_path / "rows.csv").write_text("\n".join(["client,a,label", *lines]) + "\n")
+        assert len(ft.show(study).previews[0].population.clients) == clients
