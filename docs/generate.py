@@ -139,7 +139,9 @@ def reveals() -> str:
         variants: dict[tuple[tuple[str, ...], str, str, str], str] = {}
         for variant, options_given in {"": {}, **tried.variants_of(name)}.items():
             if "cohort" not in options_given:  # what a cohort asks it shows for every method
-                host = host_in_toy(name, {**tried.variants_of(name).get("", {}), **options_given})
+                host = host_in_toy(
+                    name, tried.without_replaced({**tried.variants_of(name).get("", {}), **options_given})
+                )
                 algorithm, counts = host.algorithm, ""
                 if not (why := why_not(algorithm)) and entry.family != "baseline" and has_slots(host):
                     counts = "; the server counts the clients of each slot"
@@ -160,7 +162,10 @@ def private() -> str:
         needs: dict[str, str] = {}
         for variant, values in {"": {}, **tried.variants_of(name)}.items():
             if "cohort" not in values:  # cohorts have rows of their own
-                needs.setdefault(bounded_in_toy(name, {**tried.variants_of(name).get("", {}), **values}), variant)
+                needs.setdefault(
+                    bounded_in_toy(name, tried.without_replaced({**tried.variants_of(name).get("", {}), **values})),
+                    variant,
+                )
         for need, variant in needs.items():
             rows.setdefault(need, {})[f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)] = (
                 None

@@ -15,7 +15,7 @@ from fedtide.core.base import PARTS, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.laws import case as laws
 from fedtide.laws.case import TOY, Played, merged, played
-from helpers.variants import variants_of
+from helpers.variants import variants_of, without_replaced
 
 __all__ = ["ALIKE", "PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 
@@ -46,7 +46,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     """
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     tables = {key: value for key, value in own.items() if key in ("shift", "data")}
-    options = {key: value for key, value in own.items() if key not in tables} | (options or {})
+    options = without_replaced({key: value for key, value in own.items() if key not in tables} | (options or {}))
     if algorithm == "fielding":
         options = {"cohort": "uniform"} | options
     if isinstance(options.get("cohort"), str) and options["cohort"] != "everyone":

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedtide.personal.ways import WAYS
+
 
 @dataclass(frozen=True)
 class Reduction:
@@ -40,6 +42,17 @@ def variants_of(algorithm: str) -> Mapping[str, Mapping[str, Any]]:
     """
     variants: Mapping[str, Mapping[str, Any]] = _tables("variants.toml").get(algorithm, {})
     return variants
+
+
+def without_replaced(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without the mixture if a personalization among them takes its place.
+
+    >>> without_replaced({"mixture": {}, "transforms": ["choice"]})
+    {'transforms': ['choice']}
+    """
+    kinds = [one if isinstance(one, str) else one["kind"] for one in options.get("transforms", ())]
+    is_replaced = options.get("safe") or any(kind in (*WAYS, "personalized") for kind in kinds)
+    return {key: value for key, value in options.items() if key != "mixture" or not is_replaced}
 
 
 def reductions_of(algorithm: str) -> Sequence[Reduction]:
