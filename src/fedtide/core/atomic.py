@@ -125,9 +125,11 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, all of it or nothing."""
+    """Write a text file, all of it or nothing, also if the power fails; it is on the disk afterwards."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+        flush(temporary)
+    flush(path.parent)
 
 
 def flush(path: Path) -> None:

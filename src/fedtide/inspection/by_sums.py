@@ -145,6 +145,8 @@ def inspection(task: Task, fewest: Count = 3, seed: Count = 1) -> Algorithm[Stat
             if opened := opened_sums(reply.total, fewest):
                 sums[name] = opened
         after = replace(state, stage=state.stage + 1, sums=sums)
+        # What cannot be asked about next cannot have been answered: the round must fail before it is kept.
+        reading_of(after).check()
         facts: dict[str, Any] = {"question": state.stage}
         if after.stage == len(STAGES):
             facts |= {one.question: LEVELS.index(one.level) for one in answers(after)}
@@ -382,6 +384,14 @@ class Reading:
         return base | self._next if "periods" in self.sums else None
 
     # -- rows, labels and times ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise ValueError if labels are counted as rows cannot be, because every further question counts on them."""
+        labels = self.sums["first"]["labels"] if "first" in self.sums else np.ones(1)
+        if not (labels >= 0).all() or not 0 < labels.sum() < np.inf:
+            raise ValueError(
+                f"found counts of labels from {labels.min():g} to {labels.max():g}, allowed: counts of rows"
+            )
 
     @cached_property
     def _place(self) -> np.ndarray:

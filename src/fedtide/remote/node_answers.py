@@ -204,6 +204,8 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
         if not shaped or column.dtype != torch.float64:
             raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
+        if wide and not column.shape[1]:
+            raise refused(f"scores: {name}", "no column", "one for each model, or none of it")
         if wide and not bool(((column >= 0) & (column <= LARGEST)).all()):
             raise refused(f"scores: {name}", "numbers that are no counts of rows", f"0 to {LARGEST}")
     rows, correct = columns["rows"], columns["correct"]

@@ -167,9 +167,14 @@ class WallClock:
         return (self._local(self.now()) - self._midnight) / timedelta(seconds=1)
 
     def begin(self, moment: Moment) -> float:
-        """Wait for the time of the round; if that is long over, since the server was away, return the time now."""
-        while moment.round >= 0 and (left := moment.seconds - self.seconds()) > 0:
+        """Wait for the time of the round; if that is long over, since the server was away, return the time now.
+
+        A clock that was set back makes it wait for one round's length at most.
+        """
+        waited, most = 0.0, self.every or 0.0
+        while moment.round >= 0 and (left := min(moment.seconds - self.seconds(), most - waited)) > 0:
             self.sleep(min(left, 60.0))  # clocks may be set meanwhile
+            waited += min(left, 60.0)
         return max(moment.seconds, self.seconds())
 
     def elapsed(self, moment: Moment) -> float:

@@ -251,15 +251,20 @@ def names_of_classes(trained: Models) -> list[str]:
     return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
 
 
+def _written(number: float) -> str:
+    """Return a number of float32 with six digits, or of large ones all that it has."""
+    return f"{number:.6g}" if not abs(number) >= 1000 else np.format_float_positional(np.float32(number), trim="-")
+
+
 def table_of(columns: Mapping[str, Tensor], texts: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return columns of numbers as CSV, behind columns of texts; texts that a spreadsheet would compute are escaped.
 
-    >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
+    >>> print(table_of({"value": torch.tensor([1.1, 12345678.0])}), end="")
     value
-    1.5
-    2
+    1.1
+    12345678
     """
-    numbers = {name: [f"{number:.6g}" for number in column.tolist()] for name, column in columns.items()}
+    numbers = {name: [*map(_written, column.tolist())] for name, column in columns.items()}
     cells = {name: [*map(escape_formula, column)] for name, column in (texts or {}).items()} | numbers
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -71,6 +71,8 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
         "clients come and go by a clock that is known": not always,
         "its noise is banded": privacy.noise == "banded",
         "`distance` or `times` says when a client may come": fixed,
+        "the number of answers before its deadline tells who was drawn": getattr(cohort, "deadline", None) is not None,
+        "the number of answers tells whether clients that have left were drawn": len(people.left) > 0,
     }
     poisson = isinstance(cohort, Poisson)
     if poisson:

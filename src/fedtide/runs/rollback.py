@@ -108,9 +108,10 @@ def check_kept(folder: Path, about: checkpoint.About, number: int, *, name: str,
         because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)
     begun = [line["round"] for record in (ASKS, LEDGER) for line in read_rounds(folder, record)]
-    if number != about.round and max(begun, default=-1) >= about.round:
+    began = rolled_back(folder).get(about.round, about.round)  # what the round after it begins with
+    if number != began and max(begun, default=-1) >= about.round:
         but = f"round {max(begun)} was played, and is not saved yet; first: {go_on}"
-        raise refused("ROUND", number, f"{about.round} alone", but)
+        raise refused("ROUND", number, f"{began} alone", but)
     if _in_flight(checkpoint.kept_state(folder / "checkpoints", number, config=about.config)):
         raise refused("ROUND", number, f"none, because clients of {name} are at work over several rounds")
     return Rollback(about.round, number)

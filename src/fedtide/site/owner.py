@@ -26,6 +26,7 @@ from fedtide.site import certificates
 from fedtide.site.accounts import Budget
 from fedtide.wire.answer_schema import Schemas, made_up
 from fedtide.wire.pipeline import FLOATING, Wire
+from fedtide.wire.scores import is_score, parts_of
 from fedtide.wire.vector import form_of
 
 LARGEST = 64 * 1024
@@ -83,7 +84,10 @@ class Owner:
             return str(error)
         why = policy.refuses(header)
         if why is None and header["kind"] == SCORE:
-            return self._too_often(header, model)
+            return self._too_often(header, model, header.get("part", "test"), header.get("other", ""))
+        if why is None and header["kind"] == "ask" and is_score(header["question"]):  # for a sum
+            part, _, other = parts_of(header["question"])
+            why = self._too_often(header, model, part, other)
         if why is None and header["kind"] in ("ask", "unmask"):
             return self._too_much(header, model, policy.epsilon)
         return why
@@ -98,9 +102,12 @@ class Owner:
             self.log(str(error))
             return "its own ledger cannot be read now"
 
-    def _too_often(self, header: Mapping[str, Any], model: str) -> str | None:
-        """Return the reason why clients are not judged with a model; if they are, write it down."""
-        part, number, other = header.get("part", "test"), header["moment"]["round"], header.get("other", "")
+    def _too_often(self, header: Mapping[str, Any], model: str, part: str, other: str) -> str | None:
+        """Return the reason why clients are not judged with a model, on a part of their rows and in some other use.
+
+        If they are judged, it is written down.
+        """
+        number = header["moment"]["round"]
         if part == "train" or not header.get("personal", True):
             return "it is judged on test and validation rows alone, with what it keeps"
         if number not in (range(self.rounds) or [-1]):  # a study without rounds judges before the first

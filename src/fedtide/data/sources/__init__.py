@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.rows import Rows, make_rows
+from fedtide.data.rows import Fit, Rows, make_rows
 from fedtide.data.sources.arrays import NPZ, Python
 from fedtide.data.sources.files import Loading
 from fedtide.data.sources.images import Images, Manifest
@@ -70,6 +70,10 @@ class Domains(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read all sources, each with its own seed."""
+        for name, source in zip(self.names, self.sources, strict=True):
+            if getattr(source, "categories", ()):
+                but = "each source numbers its own, so one feature would be different categories"
+                raise refused("data.source.sources: categories", f"some in '{name}'", "none", but)
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
         if any(part.steps is not None for part in parts):
@@ -83,6 +87,7 @@ class Domains(Loading):
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise refused("data.source.sources: shapes of rows", sorted(shapes), "a single one")
+        parts = self._with_common_names(parts)
         first, classes = self._numbered([part.classes for part in parts])
         held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
         client, client_names = _clients(parts, self.names)
@@ -95,18 +100,64 @@ class Domains(Loading):
         }
         columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
         columns |= {"padding": parts[0].padding, "unscored": parts[0].unscored, "cut": sum(part.cut for part in parts)}
-        return make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
+        columns |= {"label_names": parts[0].label_names if len(set(self._words(len(parts)))) == 1 else ()}
+        known = [part.learned for part in parts if part.learned is not None]
+        rows = make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
+        return replace(rows, fit=_fit(parts, rows.x), learned=max(known, default=None))
+
+    def _words(self, sources: int) -> Sequence[Any]:
+        """Return a word for each source; those with the same word have the same labels."""
+        if isinstance(self.labels, str):
+            return range(sources) if self.labels == "disjoint" else [self.labels] * sources
+        return self.labels
+
+    def _with_common_names(self, parts: list[Rows]) -> list[Rows]:
+        """Return the sources with one number for each name of a label, if they have the same labels and names.
+
+        Raises:
+            FedtideError: one of them has names, and another numbers.
+        """
+        words = self._words(len(parts))
+        for word in dict.fromkeys(words):
+            places = [place for place, other in enumerate(words) if other == word]
+            named = [place for place in places if parts[place].label_names]
+            if not named or len({parts[place].label_names for place in places}) == 1:
+                continue
+            if len(named) < len(places):
+                other = self.names[next(place for place in places if place not in named)]
+                allowed = f"names, as of '{self.names[named[0]]}', or labels of its own"
+                raise refused("data.source.labels", f"numbers in '{other}'", allowed)
+            names = tuple(sorted({name for place in places for name in parts[place].label_names}))
+            for place in places:
+                part = parts[place]
+                number = torch.tensor([names.index(name) for name in part.label_names])
+                parts[place] = replace(part, y=number[part.y], classes=len(names), label_names=names)
+        return parts
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
         """Return the first label of each source, given the number of classes of each, and the number of labels."""
-        words: Sequence[Any] = self.labels
-        if isinstance(self.labels, str):
-            words = range(len(classes)) if self.labels == "disjoint" else [self.labels] * len(classes)
+        words = self._words(len(classes))
         sizes: dict[Any, int] = {}
         for word, count in zip(words, classes, strict=True):
             sizes[word] = max(sizes.get(word, 0), count)
         first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         return [first[word] for word in words], sum(sizes.values())
+
+
+def _fit(parts: list[Rows], x: Tensor) -> Fit | None:
+    """Return how features follow from the rows that decide: in each source from its own; None if no rows decide."""
+    if all(part.fit is None for part in parts):
+        return None
+    ends = [*accumulate(map(len, parts))]
+
+    def make(positions: Tensor) -> Tensor:
+        made = []
+        for part, end in zip(parts, ends, strict=True):
+            own = positions[(positions >= end - len(part)) & (positions < end)] - (end - len(part))
+            made.append(part if part.fit is None or not len(own) else replace(part, x=part.fit.make(own)))
+        return _features(made)
+
+    return Fit(make, x, torch.arange(len(x)))
 
 
 def _features(parts: list[Rows]) -> Tensor:

@@ -152,7 +152,7 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     [0, 1, 0]
     """
     _check_lengths(name, {key: _length_of(values) for key, values in {"x": x, "y": y, **columns}.items()})
-    features = _tensor(name, "x", x)
+    exact = features = _tensor(name, "x", x)
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
     elif features.dtype != torch.uint8 or features.dim() != 4:
@@ -171,7 +171,7 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     rows = Rows(name, features, labels, classes, **result)
     if scaled and rows.x.dtype == torch.uint8:
         raise refused(f"{name}: scaled", True, "false", "pictures are read as 0 to 1")
-    return with_fit(rows, partial(_standardize_rows, rows.x)) if scaled else rows
+    return with_fit(rows, partial(_standardize_rows, exact, dtype=rows.x.dtype)) if scaled else rows
 
 
 def _length_of(values: Any) -> int | None:
@@ -190,9 +190,9 @@ def _check_lengths(name: str, lengths: Mapping[str, int | None]) -> None:
             raise refused(f"{name}: rows of {key}", length, f"{rows}, as in x")
 
 
-def _standardize_rows(x: Tensor, positions: Tensor) -> Tensor:
-    """Return features standardized by the rows at some positions."""
-    return torch.from_numpy(standardize(x.numpy(), x[positions].numpy().astype(np.float64))).to(x.dtype)
+def _standardize_rows(x: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return features standardized by the rows at some positions; large whole numbers are rounded only then."""
+    return torch.from_numpy(standardize(x.numpy(), x[positions].numpy().astype(np.float64))).to(dtype)
 
 
 def standardize(x: np.ndarray, rows: np.ndarray) -> np.ndarray:

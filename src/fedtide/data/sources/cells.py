@@ -122,11 +122,13 @@ class Cells:
         """
         if len(names) > 2:
             parts = [self.numbers(name) for name in names]
+            whole, rest = [np.floor(part) for part in parts], parts[-1] - np.floor(parts[-1])
             try:
-                at = [datetime(*map(int, cells), tzinfo=UTC).timestamp() for cells in zip(*parts, strict=True)]  # type: ignore[misc, arg-type]
+                at = [datetime(*map(int, cells), tzinfo=UTC).timestamp() for cells in zip(*whole, strict=True)]  # type: ignore[misc, arg-type]
             except (ValueError, OverflowError):
                 raise self._no_date(names, parts) from None
-            return np.array(at), ""
+            unit = (86400.0, 3600.0, 60.0, 1.0)[min(len(names), 6) - 3]  # seconds of the last column
+            return np.array(at) + unit * rest, ""
         seconds, words = self._times(names[0], clock)
         if len(names) == 1:
             return seconds, words
@@ -217,7 +219,7 @@ def read_cells(
     parts = [read_table(file, names, spelling) for file in files]
     number = np.concatenate([part.numbers for part in parts])
     file_of = np.repeat(np.arange(len(files)), [len(part.numbers) for part in parts])
-    places = np.concatenate([np.arange(len(part.numbers)) for part in parts])
+    places = np.arange(len(number))  # several files are read as one
     raw = {name: _joined([part.columns[name] for part in parts]) for name in names}
     lines = tuple(dict.fromkeys(part.said for part in parts if part.said))
     default: Decimal = "," if parts[0].separator == ";" else "."

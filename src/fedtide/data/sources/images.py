@@ -130,7 +130,9 @@ class Images(Cached):
         if self.order is not None:
             place = self._places(self.order, directory, y, held_out)
             x, y, held_out = x[place], y[place], held_out[place]
-        return make_rows(path.name, int(y.max()) + 1, x=x, y=y, held_out=held_out)
+        # An archive would have to be unpacked for its names alone.
+        names_of = sorted({PurePosixPath(name).parts[-2] for name, _ in _images_in(path)}) if path.is_dir() else ()
+        return make_rows(path.name, int(y.max()) + 1, x=x, y=y, held_out=held_out, label_names=tuple(names_of))
 
     def _read(self, path: Path) -> Arrays:
         """Return pixels (rows, channels, height, width), labels and the mask of test rows; training rows come first."""

@@ -84,7 +84,7 @@ class Features:
                 if np.isnan(values).all():
                     raise FedtideError(f"{self.where}: {name}: no number {where_known}")
                 means[place] = values[~np.isnan(values)].mean()
-            center, spread = center_and_spread(self._fill(means)[rows].astype(np.float64))
+            center, spread = center_and_spread(self._fill(means)[rows])
         categories = {}
         for name, column in self.texts.items():
             names = sorted({cell for cell in map(column.__getitem__, rows.tolist()) if cell})
@@ -119,7 +119,8 @@ class Features:
                 center, spread = (
                     np.array([table[name] for name in self.measures]) for table in (learned.centers, learned.spreads)
                 )
-                x = ((x - center) / spread).astype(np.float32)
+                x = (x - center) / spread
+            x = x.astype(np.float32)
         if not self.texts:
             return torch.from_numpy(x)
         parts, measures = [], iter(x.T)
@@ -133,7 +134,8 @@ class Features:
         return torch.from_numpy(np.concatenate(parts, 1))
 
     def _fill(self, means: np.ndarray) -> np.ndarray:
-        return np.where(np.isnan(self.numbers), means, self.numbers).astype(np.float32)
+        filled: np.ndarray = np.where(np.isnan(self.numbers), means, self.numbers)
+        return filled
 
 
 @ingredient
@@ -264,8 +266,9 @@ class CSV(Loading):
     def write_out(self, directory: Path | None) -> "CSV":
         """Return the source with what it finds in its rows, so that it reads rows of others in the same way."""
         learned = self._learn(directory, None) if self.learns else None
-        units = self.spelling_in(directory).units
-        return replace(self, units=dict(units) if units else None, learned=self.learned or learned)
+        spelling = self.spelling_in(directory)
+        units = dict(spelling.units) if spelling.units else None
+        return replace(self, units=units, decimal=spelling.decimal, learned=self.learned or learned)
 
     def _learn(self, directory: Path | None, rows: Tensor | None) -> Learned:
         cells, features = self._divide(*self._read(directory), self.feature_names(directory))
@@ -298,12 +301,12 @@ class CSV(Loading):
         return Spelling(self.encoding, self.separator, self.decimal, self.time_format, self.units)
 
     def spelling_in(self, directory: Path | None) -> Spelling:
-        """How other files are written: with the units of its own files, unless a person says others."""
+        """How other files are written: with the mark and the units of its own files, unless a person says others."""
         if self.learned is not None:
             return self.spelling
-        columns = self._read(directory)[1].columns
-        units = {name: column.unit for name, column in columns.items() if column.numbers is not None and column.unit}
-        return replace(self.spelling, units=units | (self.units or {}))
+        cells = self._read(directory)[1]
+        units = {name: one.unit for name, one in cells.columns.items() if one.numbers is not None and one.unit}
+        return replace(self.spelling, units=units | (self.units or {}), decimal=cells.spelling.decimal)
 
     @property
     def _paths(self) -> tuple[str, ...]:
