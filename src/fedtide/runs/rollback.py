@@ -107,10 +107,13 @@ def check_kept(folder: Path, about: checkpoint.About, number: int, *, name: str,
     if number not in places:
         because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)
-    begun = [line["round"] for record in (ASKS, LEDGER) for line in read_rounds(folder, record)]
-    began = rolled_back(folder).get(about.round, about.round)  # what the round after it begins with
-    if number != began and max(begun, default=-1) >= about.round:
-        but = f"round {max(begun)} was played, and is not saved yet; first: {go_on}"
+    asked, released = ([line["round"] for line in read_rounds(folder, record)] for record in (ASKS, LEDGER))
+    # A sum that was released is of the model with which its round began, and is taken when the round is played again.
+    began = (
+        rolled_back(folder).get(about.round, about.round) if max(released, default=-1) >= about.round else about.round
+    )
+    if number != began and max([*asked, *released], default=-1) >= about.round:
+        but = f"round {max([*asked, *released])} was played, and is not saved yet; first: {go_on}"
         raise refused("ROUND", number, f"{began} alone", but)
     if _in_flight(checkpoint.kept_state(folder / "checkpoints", number, config=about.config)):
         raise refused("ROUND", number, f"none, because clients of {name} are at work over several rounds")

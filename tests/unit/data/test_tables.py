@@ -14,7 +14,10 @@ import torch
 
 from fedtide import data
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources import CSV, NPZ, GasSensors
+from fedtide.data.partition import IID, Split
+from fedtide.data.population_builder import build
+from fedtide.data.sources import CSV, NPZ, Domains, GasSensors
+from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.frames import Roles
 from fedtide.inspection.table import read
 
@@ -416,3 +419,45 @@ def test_a_damaged_arff_file_is_one_line(tmp_path, text, line):
     (tmp_path / "a.arff").write_text(text)
     with pytest.raises(FedtideError, match=re.escape(line)):
         CSV(str(tmp_path / "a.arff"), label="x").load(None, 0)
+
+
+def test_a_date_in_several_columns_keeps_the_fraction_of_the_last(tmp_path):
+    text = "year,month,day,hour,a,label\n1970,1,1,7.5,1,0\n1970,1,2,8,2,1\n"
+    rows = table(tmp_path, text, time=("year", "month", "day", "hour"), features=("a",)).load(None, 0)
+    assert rows.time.tolist() == [27000.0, 115200.0]
+
+
+def test_large_whole_numbers_are_scaled_before_they_are_rounded(tmp_path):
+    """Float32 tells eight numbers beyond a hundred million no more apart."""
+    text = "a,label\n" + "".join(f"{100_000_000 + n},{n % 2}\n" for n in range(8))
+    x = table(tmp_path, text, scaled=True).load(None, 0).x[:, 0]
+    scaled = (torch.arange(8.0) - 3.5) / 5.25**0.5
+    torch.testing.assert_close(x, scaled)
+    made = from_arrays("a", torch.arange(8)[:, None] + 100_000_000, torch.arange(8) % 2, scaled=True).x
+    torch.testing.assert_close(made[:, 0], scaled)
+
+
+def test_the_same_name_is_the_same_label_in_several_sources(tmp_path):
+    cats = table(tmp_path, "x,label\n1,cat\n2,dog\n", "a.csv")
+    birds = table(tmp_path, "x,label\n3,bird\n4,cat\n", "b.csv")
+    rows = Domains(("a", "b"), (cats, birds), "shared").load(None, 0)
+    assert [rows.label_names[y] for y in rows.y.tolist()] == ["cat", "dog", "bird", "cat"]
+    assert Domains(("a", "b"), (cats, birds)).load(None, 0).classes == 4
+    numbers = table(tmp_path, "x,label\n3,0\n4,1\n", "c.csv")
+    with pytest.raises(FedtideError, match=r"data.source.labels: 'c' has numbers, allowed: names, as in 'a'"):
+        Domains(("a", "c"), (cats, numbers), "shared").load(None, 0)
+    sorts = replace(table(tmp_path, "x,kind,label\n1,u,0\n2,v,1\n", "d.csv"), categories=("kind",))
+    with pytest.raises(FedtideError, match=r"data.source.sources: 'd' has categories, allowed: none"):
+        Domains(("d", "e"), (sorts, sorts)).load(None, 0)
+
+
+def test_several_sources_are_scaled_by_their_own_training_rows(tmp_path):
+    parts = [
+        table(tmp_path, "a,label\n" + "".join(f"{n * n + far},{n % 2}\n" for n in range(60)), name, scaled=True)
+        for name, far in (("a.csv", 0), ("b.csv", 1000))
+    ]
+    people = build(Domains(("a", "b"), parts).load(None, 0), IID(clients=4), split=Split(val=0.2, test=0.2))
+    trained = people.trained_on.long().unique()
+    for domain in (0, 1):
+        own = trained[people.rows.domain[trained] == domain]
+        assert float(people.rows.x[own].double().mean()) == pytest.approx(0.0, abs=1e-6)

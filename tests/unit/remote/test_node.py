@@ -195,6 +195,10 @@ def test_a_client_is_judged_with_few_models_in_a_round(tmp_path):
     assert owner.refuses(header(part="val"), "d") is None
     assert owner.refuses(header(moment={"round": 3, "rounds": 6, "seconds": 0.0}), "d") is None
     assert owner.refuses(header(kind="ask", question="train", part="train"), "d") is None
+    # A sum of scores is of the same rows.
+    assert owner.refuses(header(kind="ask", question="score test client"), "a") is None
+    assert owner.refuses(header(kind="ask", question="score test client"), "d") is not None
+    assert owner.refuses(header(kind="ask", question="score test batch other"), "d") is None
 
 
 @pytest.mark.parametrize(

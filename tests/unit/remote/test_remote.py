@@ -350,6 +350,7 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
         lambda s: {**s, "choice": s["rows"]},
         lambda s: {**s, "choice": s["rows"][:, None] * torch.nan},
         lambda s: {**s, "weights": -s["rows"][:, None]},
+        lambda s: {**s, "choice": s["rows"].new_empty(len(s["rows"]), 0)},
         lambda s: {**s, "more": None},
         lambda s: [s],
     ],
@@ -401,6 +402,15 @@ def test_a_server_that_was_away_begins_its_round_when_it_is_back(tmp_path):
     simulated = replayed(again, lines)
     rounds(again, simulated, Start(step.state, 1, step.seconds), until=2)
     assert simulated.moment.seconds == 14 * 3600
+
+
+@pytest.mark.parametrize(("every", "waits"), [(None, 0.0), (600.0, 600.0)])
+def test_a_clock_that_was_ahead_does_not_stop_the_server(every, waits):
+    """A day ahead in one round and mended after it: the run's clock stands still, and the server waits a period."""
+    time = Time(NOON)
+    before = time()
+    assert wall(time, every=every).begin(Moment(3, 9, 12 * 3600 + 86400.0)) == 12 * 3600 + 86400.0
+    assert time() - before == waits
 
 
 def test_no_round_begins_before_enough_clients_are_there(tmp_path):

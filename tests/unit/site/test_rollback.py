@@ -11,11 +11,12 @@ pytest.importorskip("cryptography")
 
 from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ROLLBACKS, read_rounds
+from fedtide.core.record import LEDGER, ROLLBACKS, read_rounds
 from fedtide.core.trees import same
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.digest import verify
+from fedtide.runs.rollback import check_kept
 from fedtide.site.parity import replay
 from fedtide.site.rollback import Rollback, roll_back
 from fedtide.site.serve import hold
@@ -146,3 +147,13 @@ def test_clients_that_went_on_without_the_model(tmp_path, method, changes, line)
     with pytest.raises(FedtideError, match=line):
         roll_back(site, 1)
     assert not (site.record / ROLLBACKS).exists()
+
+
+def test_a_rollback_cannot_be_taken_back_once_its_round_has_begun(tmp_path):
+    """Else the round would be played from one model with the released sums of another."""
+    place = tmp_path
+    (place / ROLLBACKS).write_text(json.dumps({"after": 6, "to": 4}) + "\n")
+    (place / LEDGER).write_text(json.dumps({"round": 6}) + "\n")
+    about = checkpoint.About("", 6, 0.0, 0.0, (), {}, "", kept=(4,))
+    with pytest.raises(FedtideError, match=r"ROUND: found 6, but round 6 was played, .*allowed: 4 alone"):
+        check_kept(place, about, 6, name="A", go_on="fedtide serve x")

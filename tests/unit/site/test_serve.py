@@ -147,13 +147,13 @@ def test_a_server_ends_if_clients_do_not_come_within_the_wait(tmp_path, log, mon
         watch.wait_for(1, 0)
 
 
-def play_round(answered: int, error: Exception) -> tuple[Any, str]:
+def play_round(answered: int, error: Exception, number: int = 7) -> tuple[Any, str]:
     def round(state: Any, fleet: Any, rng: Any) -> Any:
         raise error
 
     log = Log(file=io.StringIO())
     ask = SimpleNamespace(ask=SimpleNamespace(question="train"), answered=torch.arange(answered))
-    fleet: Any = SimpleNamespace(queries=[ask], moment=SimpleNamespace(round=7))
+    fleet: Any = SimpleNamespace(queries=[ask], moment=SimpleNamespace(round=number))
     survive = survive_failures(replace(host("fedavg").algorithm, round=round), fleet, log)
     return survive.round("state", fleet, None), log.file.getvalue()
 
@@ -163,9 +163,16 @@ def test_answers_that_end_a_round_leave_the_state_as_it_was_and_other_errors_are
     result, said = play_round(2, error)
     assert result == ("state", {})
     assert "round 7 is not counted: answers to 'train' end in KeyError: 'control'" in said
-    for answered, other in ((0, error), (2, FedtideError("the disk is full"))):
-        with pytest.raises(type(other)):
-            play_round(answered, other)
+    with pytest.raises(KeyError):
+        play_round(0, error, 0)
+    with pytest.raises(FedtideError, match="the disk is full"):
+        play_round(2, FedtideError("the disk is full"))
+
+
+def test_what_was_answered_before_ends_the_server_in_one_line():
+    """A lie of an earlier round has become part of the state, and no round after it can be played."""
+    with pytest.raises(FedtideError, match="round 7: what was answered before ends in ValueError: pvals < 0; allowed"):
+        play_round(0, ValueError("pvals < 0"))
 
 
 def test_a_cluster_that_too_few_choose_is_told_once_a_change(tmp_path, log, monkeypatch):

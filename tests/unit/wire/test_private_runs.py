@@ -448,6 +448,13 @@ def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
         ({"shift": {"who": {"kind": "periodic", "period": 4}}}, False),
         ({"shift": {"who": "always"}, "noise": "banded"}, False),
         ({"shift": {"who": "always"}, "distance": 2}, False),
+        (
+            {
+                "shift": {"who": "always"},
+                "options": {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 9.0}},
+            },
+            False,
+        ),
         ({"shift": {"who": "always"}, "times": 3}, False),
     ],
 )

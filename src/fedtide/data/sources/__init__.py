@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Fit, Rows, make_rows
 from fedtide.data.sources.arrays import NPZ, Python
@@ -72,8 +72,8 @@ class Domains(Loading):
         """Read all sources, each with its own seed."""
         for name, source in zip(self.names, self.sources, strict=True):
             if getattr(source, "categories", ()):
-                but = "each source numbers its own, so one feature would be different categories"
-                raise refused("data.source.sources: categories", f"some in '{name}'", "none", but)
+                but = "each source has its own, and one feature would be different ones"
+                raise FedtideError(f"data.source.sources: '{name}' has categories, allowed: none, because {but}")
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
         if any(part.steps is not None for part in parts):
@@ -125,8 +125,8 @@ class Domains(Loading):
                 continue
             if len(named) < len(places):
                 other = self.names[next(place for place in places if place not in named)]
-                allowed = f"names, as of '{self.names[named[0]]}', or labels of its own"
-                raise refused("data.source.labels", f"numbers in '{other}'", allowed)
+                allowed = f"names, as in '{self.names[named[0]]}', or labels of its own"
+                raise FedtideError(f"data.source.labels: '{other}' has numbers, allowed: {allowed}")
             names = tuple(sorted({name for place in places for name in parts[place].label_names}))
             for place in places:
                 part = parts[place]

@@ -219,7 +219,7 @@ def read_cells(
     parts = [read_table(file, names, spelling) for file in files]
     number = np.concatenate([part.numbers for part in parts])
     file_of = np.repeat(np.arange(len(files)), [len(part.numbers) for part in parts])
-    places = np.arange(len(number))  # several files are read as one
+    places = np.concatenate([np.arange(len(part.numbers)) for part in parts])
     raw = {name: _joined([part.columns[name] for part in parts]) for name in names}
     lines = tuple(dict.fromkeys(part.said for part in parts if part.said))
     default: Decimal = "," if parts[0].separator == ";" else "."

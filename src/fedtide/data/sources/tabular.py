@@ -143,7 +143,7 @@ class Every:
     """Times of rows at equal distances.
 
     Args:
-        every: seconds from each row to the next.
+        every: seconds from each row to the next. Each of several files begins at 0, as those of several stations do.
     """
 
     every: Positive
