@@ -509,7 +509,7 @@ def test_change_points_that_were_written_are_read_again(tmp_path_factory, seed, 
     read = people(ChangePoints(when=f"file:{path}"), seed=seed + 1)
     for r in (0, every, 33, 60):
         assert torch.equal(drawn.group_at(Moment(r, 100)), read.group_at(Moment(r, 100)))
-    assert read.plan.table(60) == drawn.plan.table(60)
+    assert read.plan.trace.table(60) == drawn.plan.trace.table(60)
 
 
 # -- swapped labels ---------------------------------------------------------------------------------------------------

@@ -101,9 +101,9 @@ class Domains(Loading):
         columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
         columns |= {"padding": parts[0].padding, "unscored": parts[0].unscored, "cut": sum(part.cut for part in parts)}
         columns |= {"label_names": parts[0].label_names if len(set(self._words(len(parts)))) == 1 else ()}
-        known = [part.learned for part in parts if part.learned is not None]
+        moments = [part.learned for part in parts if part.learned is not None]
         rows = make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
-        return replace(rows, fit=_fit(parts, rows.x), learned=max(known, default=None))
+        return replace(rows, fit=_fit(parts, rows.x), learned=max(moments, default=None))
 
     def _words(self, sources: int) -> Sequence[Any]:
         """Return a word for each source; those with the same word have the same labels."""
@@ -151,11 +151,11 @@ def _fit(parts: list[Rows], x: Tensor) -> Fit | None:
     ends = [*accumulate(map(len, parts))]
 
     def make(positions: Tensor) -> Tensor:
-        made = []
+        features = []
         for part, end in zip(parts, ends, strict=True):
-            own = positions[(positions >= end - len(part)) & (positions < end)] - (end - len(part))
-            made.append(part if part.fit is None or not len(own) else replace(part, x=part.fit.make(own)))
-        return _features(made)
+            rows = positions[(positions >= end - len(part)) & (positions < end)] - (end - len(part))
+            features.append(part if part.fit is None or not len(rows) else replace(part, x=part.fit.make(rows)))
+        return _features(features)
 
     return Fit(make, x, torch.arange(len(x)))
 
