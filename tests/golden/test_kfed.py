@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+import fedtide as ft
 from fedtide.algorithms.kfed import kfed, local_centers
 from fedtide.algorithms.tshot import tshot
 from fedtide.core.base import Sum
@@ -92,3 +95,19 @@ def test_fewer_rows_than_centers_are_centers():
     centers, counts = local_centers(np.array([[3.0, 4.0]]), 2, Rng(0))
     assert centers[0].tolist() == [3.0, 4.0]
     assert counts.tolist() == [1.0, 0.0]
+
+
+def test_a_first_client_that_reports_no_rows_does_not_stop_it():
+    """No client with rows has none in all of its centers: this one lies, and the others are clustered."""
+    task = ft.Task(lambda: ft.models.MLP((4,)).build((2,), 2))
+    algorithm = ft.algorithms.k_fed(task, branches=2, client_centers=1, cohort="everyone")
+    people = ft.population(torch.randn(40, 2), torch.arange(40) % 2, client=torch.arange(40) % 4)
+    collect = algorithm.works["collect"]
+
+    def lie(payload, memory, shard, moment, rng):
+        answer = collect(payload, memory, shard, moment, rng)
+        is_first = int(shard.ids.min()) == 0
+        return replace(answer, rows={**answer.rows, "counts": 0 * answer.rows["counts"]}) if is_first else answer
+
+    result = ft.simulate(replace(algorithm, works={**algorithm.works, "collect": lie}), people, rounds=1)
+    assert torch.isfinite(result.state.centers).all()

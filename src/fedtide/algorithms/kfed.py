@@ -76,7 +76,8 @@ def kfed(
         return local_centers(x, client_centers, rng)
 
     def cluster(x: Points, counts: np.ndarray) -> Points:
-        x, first = x[counts > 0], np.count_nonzero(counts[:client_centers])
+        # A first client without rows cannot report; one that lies begins with a single center.
+        x, first = x[counts > 0], max(int(np.count_nonzero(counts[:client_centers])), 1)
         return kmeans_from(x, farthest_first(x, branches, *range(first)), iterations=1)[0]
 
     return cluster_before(

@@ -127,7 +127,7 @@ def cluster_reports(
 
     Without any report centers have no inputs (K, 0).
     """
-    every, n = reports.double().numpy(), counts.double().numpy()
+    every, n = reports.double().numpy(), counts.double().clamp(min=0).numpy()
     x = every[n > 0]
     if not len(x):
         return torch.empty(branches, 0)

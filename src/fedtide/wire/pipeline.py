@@ -24,7 +24,7 @@ from fedtide.core.trees import Tree
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger, Safe
-from fedtide.wire.scores import is_score
+from fedtide.wire.scores import BOUNDS, is_score
 from fedtide.wire.vector import ROOM, Form, as_total, as_vector, opened, quantized
 
 FEWEST = 3
@@ -146,11 +146,11 @@ class Wire:
     def fault(self, total: Tensor, form: Form, members: int, heaviest: float) -> str | None:
         """Return why a sum in fixed point of what clients sent cannot be; None if it can.
 
-                Args:
-                    total: the sum, of a single client what it sent.
-                    form: of the sum.
-                    members: how many clients are in it.
-                    heaviest: largest weight that a client may give to a value.
+        Args:
+            total: the sum, of a single client what it sent.
+            form: of the sum.
+            members: how many clients are in it.
+            heaviest: largest weight that a client may give to a value.
 
         >>> import torch
         >>> from fedtide.wire.vector import Leaf
@@ -165,6 +165,8 @@ class Wire:
             for weight in table[:, -1].aminmax():
                 if not 0 <= float(weight) <= heaviest * members + SLACK:
                     return f"{name or 'total'}: found weight {float(weight):g}, allowed: 0 to {heaviest * members:g}"
+            if name in BOUNDS and (most := float(table[:, :-1].abs().max())) > BOUNDS[name] * members + SLACK:
+                return f"{name}: found {most:g}, allowed: at most {BOUNDS[name] * members:g} of {members} clients"
         for count in vector[form.end :].tolist():
             if not -SLACK <= count <= members + SLACK:
                 return f"total: found {count:g} clients in a slot, allowed: 0 to {members}"

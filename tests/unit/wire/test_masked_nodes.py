@@ -46,7 +46,7 @@ from fedtide.wire.masks import SEED, Dealt, Masker, Shown
 from fedtide.wire.noise import simulated_noise
 from fedtide.wire.pipeline import Wire
 from fedtide.wire.shares import SEALED
-from fedtide.wire.vector import Form, Leaf
+from fedtide.wire.vector import Form, Leaf, quantized
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "shares": True}, rounds=3)
 
@@ -966,6 +966,14 @@ def test_a_number_beyond_the_room_of_a_client_is_refused():
     for number in (2**61, -(2**61), -(2**63)):
         assert "beyond the room" in str(wire.fault(torch.tensor([number, 1]), form, 1, 1e6))
     assert wire.fault(torch.tensor([2**61, 1]), form, 2, 1e6) is None
+
+
+def test_a_sum_of_scores_says_no_more_than_its_clients_can():
+    """Also without a budget: else one of three could end a study by an accuracy that none can have."""
+    form = Form((Leaf("score.accuracy", 1), Leaf("score.judged", 1)), people=6)
+    for accuracy, fits in ((1.5, True), (-1.5, True), (1.6, False), (3e7, False)):
+        sent = quantized(torch.tensor([accuracy, 3.0, 1.5, 3.0]), 6)
+        assert (Wire().fault(sent, form, 3, 1.0) is None) == fits
 
 
 def test_a_masked_private_sum_has_the_weight_of_its_clients_or_is_none(tmp_path):

@@ -100,6 +100,8 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
 
     >>> read_numbers(arrow.array(["$1,234.5", "($2)", "NA"])).values
     array([1234.5,   -2. ,    nan])
+    >>> read_numbers(arrow.array(["+5", "-3"])).values
+    array([ 5, -3])
     >>> read_numbers(arrow.array(["1.234,5 kg", "7 g"]), ",").wrong
     array([ True,  True])
     >>> read_numbers(arrow.array(["1.5 kg", "2", "7 g"]), unit="kg").wrong
@@ -109,7 +111,8 @@ def read_numbers(texts: Any, decimal: Decimal = ".", marks: Iterable[str] = MARK
     whole = compute.match_substring_regex(texts, WHOLE)
     if not missing.any() and compute.all(whole).as_py():
         try:
-            return Numbers(texts.cast(arrow.int64()).to_numpy(zero_copy_only=False), missing)
+            digits = compute.utf8_ltrim(texts, "+")
+            return Numbers(digits.cast(arrow.int64()).to_numpy(zero_copy_only=False), missing)
         except arrow.ArrowInvalid:  # more digits than a number of 64 bits holds
             return Numbers(np.full(len(texts), np.nan), ~missing)
     code = compute.match_substring_regex(texts, r"^0[0-9]+$")
