@@ -179,9 +179,9 @@ class WallClock:
 
     def elapsed(self, moment: Moment) -> float:
         """Return the seconds until the next round begins; those before round 0 take none."""
-        if moment.round < 0:
+        now = self.seconds()
+        if moment.round < 0 or now < moment.seconds:  # the clock was set back, and stands still
             return 0.0
-        now = max(self.seconds(), moment.seconds)
         if self.every is not None:
             now = self.every * max(math.ceil(now / self.every), math.floor(moment.seconds / self.every) + 1)
         return now - moment.seconds
