@@ -120,7 +120,8 @@ class Domains(Loading):
         words = self._words(len(parts))
         for word in dict.fromkeys(words):
             places = [place for place, other in enumerate(words) if other == word]
-            named = [place for place in places if parts[place].label_names]
+            numbers = {place: tuple(map(str, range(parts[place].classes))) for place in places}
+            named = [place for place in places if parts[place].label_names not in ((), numbers[place])]
             if not named or len({parts[place].label_names for place in places}) == 1:
                 continue
             if len(named) < len(places):
