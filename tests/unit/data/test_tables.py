@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,8 @@ from fedtide import data
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import IID, Split
 from fedtide.data.population_builder import build
-from fedtide.data.rows import Rows
-from fedtide.data.sources import CSV, NPZ, Domains, GasSensors
+from fedtide.data.sources import CSV, NPZ, Domains, GasSensors, Python
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.files import Loading
 from fedtide.data.sources.frames import Roles
 from fedtide.inspection.table import read
 
@@ -439,12 +437,9 @@ def test_large_whole_numbers_are_scaled_before_they_are_rounded(tmp_path):
     torch.testing.assert_close(made[:, 0], scaled)
 
 
-@dataclass(frozen=True)
-class Kept(Loading):
-    rows: Rows
-
-    def load(self, directory, seed):
-        return self.rows
+def named_by_numbers():
+    """Labels as folders of pictures may be called."""
+    return np.zeros((4, 1), np.float32), ["0", "1", "1", "0"]
 
 
 def test_the_same_name_is_the_same_label_in_several_sources(tmp_path):
@@ -456,8 +451,8 @@ def test_the_same_name_is_the_same_label_in_several_sources(tmp_path):
     numbers = table(tmp_path, "x,label\n3,0\n4,1\n", "c.csv")
     with pytest.raises(FedtideError, match=r"data.source.labels: 'c' has numbers, allowed: names, as in 'a'"):
         Domains(("a", "c"), (cats, numbers), "shared").load(None, 0)
-    written = replace(numbers.load(None, 0), label_names=("0", "1"))  # as folders of pictures may be called
-    assert Domains(("c", "d"), (numbers, Kept(written)), "shared").load(None, 0).classes == 2
+    written = Python("unit.data.test_tables:named_by_numbers")
+    assert Domains(("c", "d"), (numbers, written), "shared").load(None, 0).classes == 2
     sorts = replace(table(tmp_path, "x,kind,label\n1,u,0\n2,v,1\n", "d.csv"), categories=("kind",))
     with pytest.raises(FedtideError, match=r"data.source.sources: 'd' has categories, allowed: none"):
         Domains(("d", "e"), (sorts, sorts)).load(None, 0)
