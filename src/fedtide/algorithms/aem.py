@@ -289,8 +289,8 @@ def aem(
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
     traits: Any = {"sends": (Sent, Served), "models": "clusters", "refuses": NOT_POOLED}
+    traits |= {"personal": {"mixture": Mixture()}}
     choosing = with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
-    choosing = replace(choosing, traits=replace(choosing.traits, personal={"mixture": Mixture()}))
     return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
 
 

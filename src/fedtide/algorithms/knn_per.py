@@ -60,7 +60,8 @@ def knn_per(
         layer: layer whose inputs are the features; None is the last one.
     """
     plain = replace(fedavg(task, local, server, cohort, weighting), name="knn-per")
-    plain = replace(plain, traits=replace(plain.traits, personal={"k": 10, "lam": None, "layer": None}))
+    usual = {"k": Neighbors.k, "lam": Neighbors.lam, "layer": Neighbors.layer}
+    plain = replace(plain, traits=replace(plain.traits, personal=usual))
     voting = with_way(plain, Neighbors(k, lam, layer), Networks(task), "knn-per", late=True)
     return replace(voting, unpersonalized=plain)
 

@@ -36,7 +36,7 @@ from fedtide.report.study import Study, Summary, read_finished
 from fedtide.report.terminal import console, print_results, print_table, say
 from fedtide.report.topics import check_measures
 from fedtide.runs import folder
-from fedtide.runs.build import as_json, load_rows, population_of
+from fedtide.runs.build import as_json, population_of, read_again
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import Live, TerminalBars
 from fedtide.runs.experiment import RunsDisplay, check_runs, execute
@@ -94,7 +94,7 @@ def read_study(
         seeds: in place of those of the experiment.
         timed: see `fedtide.config.read`.
     """
-    load_rows.cache_clear()  # files may have changed since this process last read them
+    read_again()
     sets = [*request.overrides, *([] if seeds is None else [f"seeds={seed_list(seeds)}"])]
     if isinstance(experiment, str | Path):
         path = experiment_file(experiment) if isinstance(experiment, str) else experiment

@@ -125,6 +125,11 @@ def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
     return rows
 
 
+def read_again() -> None:
+    """Let the next rows be read from files, which may have changed since this process last read them."""
+    load_rows.cache_clear()
+
+
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn.
 

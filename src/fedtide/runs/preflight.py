@@ -96,7 +96,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         FedtideError: something would stop a run: missing or damaged data, a model that does not fit, a large cohort.
     """
     if fresh:
-        build.load_rows.cache_clear()
+        build.read_again()
     _check_ray(experiment, where)
     _try_metrics(experiment)
     dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()

@@ -24,7 +24,7 @@ from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models.branched import unbranched
-from fedtide.runs.build import built, load_rows
+from fedtide.runs.build import built, read_again
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
 from fedtide.wire.answer_schema import made_up
@@ -232,7 +232,7 @@ class Trained(Models):
         Raises:
             FedtideError: there is no such run or model, it has no checkpoint yet, or its files were changed.
         """
-        load_rows.cache_clear()  # files may have changed since this process last read them
+        read_again()
         run = _run_of(root, method, seed)
         folder = run.folder / "checkpoints"
         about = checkpoint.check(folder, config=digest_to_read(run))

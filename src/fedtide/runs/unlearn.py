@@ -23,7 +23,7 @@ from fedtide.data.population import Population
 from fedtide.data.population_builder import LEFT
 from fedtide.draw.prose import counted, listed
 from fedtide.runs import folder
-from fedtide.runs.build import host_of, load_rows, population_of
+from fedtide.runs.build import host_of, population_of, read_again
 from fedtide.runs.experiment import check_runs
 from fedtide.runs.folder import Planned, plan
 from fedtide.runs.privacy import server_wire
@@ -62,7 +62,7 @@ class Leaving:
             FedtideError: it is no run folder of simulated clients or is damaged, or the client is not registered or
                 has left already.
         """
-        load_rows.cache_clear()  # files may have changed since this process last read them
+        read_again()
         settings = folder.load(root)
         runs = plan(settings, root)
         check_runs(runs)
@@ -88,12 +88,10 @@ class Leaving:
     @property
     def place(self) -> Path:
         """The run folder without the client, beside the other one; its number if another has nearly the same name."""
-        by_name, by_number = (
-            self.root.with_name(f"{self.root.name}-without-{who}")
-            for who in (slug(self.name), f"client-{self.numbers[-1]}")
-        )
-        is_free = self.began(by_name) or not by_name.exists()
-        return by_name if is_free and any(map(str.isalnum, self.name)) else by_number
+        place = self.root.with_name(f"{self.root.name}-without-{slug(self.name)}")
+        if any(map(str.isalnum, self.name)) and (self.began(place) or not place.exists()):
+            return place
+        return self.root.with_name(f"{self.root.name}-without-client-{self.numbers[-1]}")
 
     @property
     def untouched(self) -> bool:

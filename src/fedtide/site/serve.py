@@ -420,11 +420,11 @@ def survive_failures(algorithm: Algorithm, fleet: RemoteFleet, log: Log) -> Algo
             raise
         except Exception as error:
             if not any(len(query.answered) for query in fleet.queries):
-                if not fleet.moment.round:
-                    raise  # no answer is to blame
-                text = f"round {fleet.moment.round}: what was answered before ends in {type(error).__name__}"
-                but = "allowed: a new site without the node that lies, or without the fault of the method"
-                raise FedtideError(f"{text}: {one_line(error)}; {but}") from error
+                if fleet.moment.round <= -algorithm.traits.before:
+                    raise  # it is the first round: no answer is to blame
+                text = f"round {fleet.moment.round}: earlier answers end in {type(error).__name__}: {one_line(error)}"
+                but = "allowed: a new site, without the node that lies or the fault of the method"
+                raise FedtideError(f"{text}; {but}") from error
             question, number = fleet.queries[-1].ask.question, fleet.moment.round
             text = f"round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
             log.say("failed", f"{text}: {one_line(error)}", question=question, round=number)

@@ -453,6 +453,8 @@ def test_the_same_name_is_the_same_label_in_several_sources(tmp_path):
         Domains(("a", "c"), (cats, numbers), "shared").load(None, 0)
     written = Python("unit.data.test_tables:named_by_numbers")
     assert Domains(("c", "d"), (numbers, written), "shared").load(None, 0).classes == 2
+    more = table(tmp_path, "x,label\n3,0\n4,2\n", "e.csv")
+    assert Domains(("d", "e"), (written, more), "shared").load(None, 0).label_names == ()
     sorts = replace(table(tmp_path, "x,kind,label\n1,u,0\n2,v,1\n", "d.csv"), categories=("kind",))
     with pytest.raises(FedtideError, match=r"data.source.sources: 'd' has categories, allowed: none"):
         Domains(("d", "e"), (sorts, sorts)).load(None, 0)

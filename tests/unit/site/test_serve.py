@@ -171,7 +171,7 @@ def test_answers_that_end_a_round_leave_the_state_as_it_was_and_other_errors_are
 
 def test_what_was_answered_before_ends_the_server_in_one_line():
     """A lie of an earlier round has become part of the state, and no round after it can be played."""
-    with pytest.raises(FedtideError, match="round 7: what was answered before ends in ValueError: pvals < 0; allowed"):
+    with pytest.raises(FedtideError, match="round 7: earlier answers end in ValueError: pvals < 0; allowed"):
         play_round(0, ValueError("pvals < 0"))
 
 

@@ -72,7 +72,7 @@ class Domains(Loading):
         """Read all sources, each with its own seed."""
         for name, source in zip(self.names, self.sources, strict=True):
             if getattr(source, "categories", ()):
-                but = "each source has its own, and one feature would be different ones"
+                but = "a feature would be another category in each source"
                 raise FedtideError(f"data.source.sources: '{name}' has categories, allowed: none, because {but}")
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
@@ -100,7 +100,8 @@ class Domains(Loading):
         }
         columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
         columns |= {"padding": parts[0].padding, "unscored": parts[0].unscored, "cut": sum(part.cut for part in parts)}
-        columns |= {"label_names": parts[0].label_names if len(set(self._words(len(parts)))) == 1 else ()}
+        names = parts[0].label_names if len(set(self._words(len(parts)))) == 1 else ()
+        columns |= {"label_names": names if len(names) == classes else ()}
         moments = [part.learned for part in parts if part.learned is not None]
         rows = make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
         return replace(rows, fit=_fit(parts, rows.x), learned=max(moments, default=None))
