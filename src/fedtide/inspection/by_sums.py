@@ -74,7 +74,6 @@ from fedtide.inspection.linear import (
     ridge,
 )
 from fedtide.inspection.questions import (
-    BLOCKS,
     CELLS,
     CYCLES,
     DISTANCE,
@@ -450,12 +449,10 @@ class Reading:
 
     @cached_property
     def _block(self) -> np.ndarray:
-        """Block of each unit with rows: of about equally many rows, of whole days or weeks if there are many."""
-        unit = np.arange(len(self._units))
-        for name, least in (("day", 4), ("week", BLOCKS)):
-            length, slots, _ = CYCLES[name]
-            if np.ptp(self._seconds) + self._span[1] >= least * length:
-                unit = questions.local_slots(self._seconds, length, slots)[1]
+        """Block of each unit with rows: of about equally many rows, of whole weeks or days if there are some."""
+        unit = questions.whole_cycles(self._seconds)
+        if unit is None:
+            unit = np.arange(len(self._units))
         _, unit = np.unique(unit, return_inverse=True)
         rows = np.bincount(unit, self.sums["second"]["units"][self._units].sum(1))
         return join_units(rows)[unit]

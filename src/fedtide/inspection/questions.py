@@ -24,6 +24,8 @@ ROWS = 100_000
 """Rows that are looked at; of more, as many are drawn."""
 BLOCKS = 20
 """Blocks of time, at most."""
+WHOLE = 4
+"""Whole weeks, or days, from which blocks of time are whole ones."""
 DRAWS = 400
 """Draws of clients that do not fall into heaps, with which heaps are compared."""
 MODELED, MEMBERS = 20_000, 100
@@ -530,22 +532,36 @@ class Drift:
 
 
 def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
-    """Return the block of time of each row: of about equally many rows, and of whole weeks or days if many.
-
-    A change over the hours would else seem to be drift.
+    """Return the block of time of each row: of about equally many rows, and of whole weeks or days if there are some.
 
     >>> blocks_of(np.array([0.0, 3.0, 1.0, 2.0]), 2).tolist()
     [0, 1, 0, 1]
-    >>> blocks_of(86400.0 * np.array([0, 1, 2, 3, 4, 4.5]), 3).tolist()
+    >>> blocks_of(86400.0 * np.array([0, 1, 2, 3, 4, 5]), 3).tolist()
     [0, 0, 1, 1, 2, 2]
     """
-    unit = np.argsort(np.argsort(seconds, kind="stable"), kind="stable")
-    for name, least in (("day", 4), ("week", most)):
-        length, slots, _ = CYCLES[name]
-        if np.ptp(seconds) >= least * length:
-            unit = local_slots(seconds, length, slots)[1]
+    unit = whole_cycles(seconds)
+    if unit is None:
+        unit = np.argsort(np.argsort(seconds, kind="stable"), kind="stable")
     _, unit, rows = np.unique(unit, return_inverse=True, return_counts=True)
     return join_units(rows, most)[unit]
+
+
+def whole_cycles(seconds: np.ndarray) -> np.ndarray | None:
+    """Return the whole week of each time since the first day, its day if weeks are few, or None if days are few, too.
+
+    A change over the week or the day would else seem to be drift. Times after the last whole one belong to it.
+
+    >>> whole_cycles(86400.0 * np.array([1, 7.5, 8, 27, 31])).tolist()
+    [0, 0, 1, 3, 3]
+    """
+    day = CYCLES["day"][0]
+    since = seconds - seconds.min() // day * day
+    for name in ("week", "day"):
+        length, slots, _ = CYCLES[name]
+        whole = int((since.max() + length / slots) // length)  # dates alone tell the beginning of the last day
+        if whole >= WHOLE:
+            return np.minimum((since // length).astype(np.int64), whole - 1)
+    return None
 
 
 def join_units(rows: np.ndarray, most: int = BLOCKS) -> np.ndarray:

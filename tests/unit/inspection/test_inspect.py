@@ -545,6 +545,17 @@ def test_taking_part_is_no_drift_and_a_study_without_a_period_has_no_times():
 # -- the command and the page ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("days", "step", "course"), [(30, 0.0, ""), (52, 0.0, ""), (37, 0.3, "at once")])
+def test_a_rhythm_of_the_week_is_no_drift_over_a_month_or_two(days, step, course):
+    draw = np.random.default_rng(days)
+    time = 86_400.0 * (2 + days * draw.random(60 * days))
+    weekend = (time // 86_400.0 + 3) % 7 >= 5
+    share = 0.3 + 0.35 * weekend + step * (time > np.quantile(time, 0.6))
+    label = (draw.random(len(time)) < share).astype(np.int64)
+    drift = inspect_table(Table("days", label, label[:, None] + draw.normal(size=(len(time), 2)), None, time))["drift"]
+    assert (drift.level, course in drift.said) == ("mild" if step else "no", True)
+
+
 def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
     data = table(tmp_path / "shop.csv")
     assert done("inspect", data, "--out", tmp_path / "made", "--json") == 0
