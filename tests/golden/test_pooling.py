@@ -63,6 +63,16 @@ def test_updates_are_drawn_together_by_their_noise():
     assert [float(each.params["layer.w"]) for each in updates] == pytest.approx([5 - 3 * 17 / 18, 5 + 3 * 17 / 18])
 
 
+def test_clusters_keep_running_statistics_of_their_own():
+    """Means over their participants; a cluster without any has those of all clusters."""
+    answers = [
+        (slot, replace(weights(1.0), buffers={"mean": torch.tensor(mean)}), 1.0)
+        for slot, mean in ((0, 3.0), (0, 5.0), (1, -4.0))
+    ]
+    updates, _, _ = pooled(totals(*answers, clusters=3))
+    assert [float(update.buffers["mean"]) for update in updates] == pytest.approx([4.0, -4.0, 4 / 3])
+
+
 def test_what_was_known_fades_and_tells_of_single_participants():
     second = totals((0, weights(2.0), 1.0), (1, weights(8.0), 1.0))
     _, held, _ = pooled(FIRST)

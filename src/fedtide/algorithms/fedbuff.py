@@ -31,11 +31,13 @@ Choices:
       `max_staleness` rounds is given up, so the server keeps the models of at most that many rounds.
 """
 
+from dataclasses import replace
+
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, InFlight, build_asynchronous
-from fedtide.core.base import Algorithm, Weights
-from fedtide.core.sums import scaled
+from fedtide.core.base import Algorithm, Sum, Weights
 from fedtide.core.trees import Tree
+from fedtide.core.weights import mul
 from fedtide.fields.types import Count, NonNegative
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Weighting
 
@@ -70,15 +72,17 @@ def fedbuff(
 
 
 def damp(total: Tree, staleness: int, damping: float) -> Tree:
-    """Scale the updates of clients whose model was `staleness` steps old; their divisor stays.
+    """Scale the updates of clients whose model was `staleness` steps old; their divisor and running statistics stay.
 
-    >>> from fedtide.core.base import Sum
-    >>> damp({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
-    {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
+    >>> import torch
+    >>> damp({"delta": Sum(Weights({"w": torch.tensor(8.0)}), 2.0)}, 3, 0.5)["delta"]
+    Sum(value=Weights(params={'w': tensor(4.)}, buffers={}), weight=2.0)
     """
     if not staleness:
         return total
-    return {**total, "delta": scaled(total["delta"], (1 + staleness) ** -damping)}
+    delta: Sum = total["delta"]
+    factor = (1 + staleness) ** -damping
+    return {**total, "delta": replace(delta, value=Weights(mul(delta.value.params, factor), delta.value.buffers))}
 
 
 ENTRY = Entry(

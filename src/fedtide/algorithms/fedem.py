@@ -30,7 +30,7 @@ Choices:
 The safe form has an anchor, as one more component for all clients (docs/never-worse.md).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort, play_rounds
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
+from fedtide.core.sums import with_divisor
 from fedtide.fields.types import ModelCount, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
 from fedtide.mixtures.em import Components
@@ -104,7 +105,7 @@ def fedem(
         got = mean(reply.total)
         if normalize_by == "everyone":
             total = reply.total["delta"]
-            got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
+            got["delta"] = mean(with_divisor(total, max(state.everyone, total.weight)))
         return em.step(state, server, got)
 
     def adapt(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -176,7 +176,7 @@ def fedtem(
         pi, odds = gamma.mean(0), joint.mean(0) - joint.mean(0)[0]
         rows = {"pi": pi, "odds": odds, "mu": own_mean, "var": own_var, "n": n}
         modes = F.one_hot(joint.argmax(1), branches).double().sum(0) / len(shard)
-        answer = answer_branch(fitted, k, branches, shard, weighting)
+        answer = answer_branch(fitted, k, branches, shard, weighting, lam)
         return replace(answer, total=answer.total | parts | {"modes": Weighted(modes, len(shard))}, rows=rows)
 
     def step(state: State, reply: Reply, moment: Moment, rng: Rng) -> tuple[State, Facts]:

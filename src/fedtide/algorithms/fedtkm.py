@@ -174,10 +174,10 @@ def fedtkm(
         # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.
         z = fitted.features.double()
         mode = int(nearest(distances(z, payload).mean(0)))
-        answer = answer_branch(fitted, k, branches, shard, weighting)
+        answer = answer_branch(fitted, k, branches, shard, weighting, lam)
         if max_update_norm is not None:
             answer = replace(answer, update=detached(answer.update))  # what it trained, before it is clipped in place
-            clip(list(fitted.delta.params.values()), max_update_norm)
+            clip(list(answer.total["delta"].value.params.values()), max_update_norm)
         modes = {
             "modes": Weighted(F.one_hot(torch.tensor(mode), branches).double(), 1.0),
             "features": Slotted({mode: Weighted(z.mean(0), len(shard))}, branches),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Slotted, Sum, Weighted
+from fedtide.core.base import Slotted, Sum, Weighted, Weights
 from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
 from fedtide.core.weights import mul
 
@@ -110,3 +110,17 @@ def scaled(total: Sum, factor: float) -> Sum:
     Sum(value=3.0, weight=3.0)
     """
     return Sum(mul(total.value, factor), total.weight)
+
+
+def with_divisor(total: Sum, weight: float) -> Sum:
+    """A sum of updates whose mean divides by another weight; running statistics still divide by that of its clients.
+
+    Statistics are no step: a part of their change is a part of the way to the clients' means.
+
+    >>> from fedtide.core.base import mean
+    >>> update = mean(with_divisor(Sum(Weights({"w": torch.tensor(6.0)}, {"mean": torch.tensor(6.0)}), 2.0), 3.0))
+    >>> update.params["w"].item(), update.buffers["mean"].item()
+    (2.0, 3.0)
+    """
+    update: Weights = total.value
+    return Sum(Weights(update.params, mul(update.buffers, weight / total.weight)), weight)

@@ -270,7 +270,7 @@ def _parts(logits: Tensor) -> Iterator[slice]:
 
 
 def step_trained(
-    server: Server, weights: Weights, memo: Any, delta: Weights | None, trained: Tensor, shares: Tensor | None = None
+    server: Server, weights: Weights, memo: Any, delta: Weights | None, trained: Tensor
 ) -> tuple[Weights, Any]:
     """Take a server step that leaves untrained branches unchanged, moments included.
 
@@ -280,18 +280,41 @@ def step_trained(
         memo: the optimizer's memo.
         delta: the mean update over all participants; None means no step.
         trained: (K,) bool, mask of trained branches.
-        shares: (K,) share of the training samples of each branch, to divide its update by; None means no division.
     """
     if delta is None:
         return weights, memo
-    params = {}
-    for name, change in delta.params.items():
-        k = branch_of(name)
-        if k is None:
-            params[name] = change
-        elif trained[k]:
-            params[name] = change if shares is None else change / shares[k]
+    params = {name: change for name, change in delta.params.items() if (k := branch_of(name)) is None or trained[k]}
     return server.step(weights, memo, Weights(params, delta.buffers))
+
+
+def divide_branches(changes: Mapping[str, Tensor], shares: Tensor) -> dict[str, Tensor]:
+    """Divide the mean change of each branch over all participants by the share (K,) that trained it, if any did.
+
+    >>> change = {"head.copies.1.w": torch.tensor(2.0), "trunk.w": torch.tensor(2.0)}
+    >>> divide_branches(change, torch.tensor([0.75, 0.25]))
+    {'head.copies.1.w': tensor(8.), 'trunk.w': tensor(2.)}
+    """
+    divisor = torch.where(shares > 0, shares, 1.0)
+    branch = {name: branch_of(name) for name in changes}
+    return {name: change if (k := branch[name]) is None else change / divisor[k] for name, change in changes.items()}
+
+
+def keep_chosen(delta: Weights, shares: Tensor) -> Weights:
+    """Keep the update of the branches that a client trained if it trained no others.
+
+    Weight decay moves the others, too, and all branches see all rows. So running statistics of a branch count in
+    proportion to the share (K,) of the rows that chose it.
+    """
+    branch = {name: branch_of(name) for name in (*delta.params, *delta.buffers)}
+    params = {
+        name: torch.zeros_like(change) if (k := branch[name]) is not None and shares[k] == 0 else change
+        for name, change in delta.params.items()
+    }
+    buffers = {
+        name: change if (k := branch[name]) is None else change * float(shares[k])
+        for name, change in delta.buffers.items()
+    }
+    return Weights(params, buffers)
 
 
 def train_branch(
@@ -321,12 +344,14 @@ def train_branch(
             return None
         weights, k = yield from choose(payload, shard, moment)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
-        return answer_branch(fitted, k, branches, shard, weighting) if fitted.steps else None
+        return answer_branch(fitted, k, branches, shard, weighting, lam) if fitted.steps else None
 
     return train
 
 
-def answer_branch(fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting) -> Answer:
+def answer_branch(
+    fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting, lam: float
+) -> Answer:
     """Build the answer of a client that has trained branches: its update, its loss, and the branches it trained.
 
     Args:
@@ -335,15 +360,17 @@ def answer_branch(fitted: Fitted, choice: int | Tensor, count: int, shard: Shard
         count: K.
         shard: the client's samples.
         weighting: weight of the client.
+        lam: weight of the branches that a client does not train.
     """
     weight = client_weight(shard, weighting)
     shares = F.one_hot(torch.as_tensor(choice), count).double().reshape(-1, count).mean(0)
+    delta = fitted.delta if lam else keep_chosen(fitted.delta, shares)
     total = {
-        "delta": Weighted(fitted.delta, weight),
+        "delta": Weighted(delta, weight),
         "loss": Weighted(fitted.loss, len(shard)),
         "branches": Weighted(shares, weight),
     }
-    return Answer(total, notes=Notes(branch=shares.argmax()), update=fitted.delta)
+    return Answer(total, notes=Notes(branch=shares.argmax()), update=delta)
 
 
 def step_branches(
@@ -361,12 +388,13 @@ def step_branches(
         normalize_by: divisor of a branch's update.
     """
     got = mean({name: reply.total[name] for name in ("delta", "loss", "branches")})
-    shares = got["branches"]
-    divisor = torch.where(shares > 0, shares, 1.0) if normalize_by == "members" else None
+    shares, delta = got["branches"], got["delta"]
+    params = divide_branches(delta.params, shares) if normalize_by == "members" else delta.params
+    buffers = delta.buffers if lam else divide_branches(delta.buffers, shares)
     # The update of a branch that few clients trained may stay masked (`fedtide.wire.pipeline`), and is zero then.
-    changed = {branch_of(name) for name, change in got["delta"].params.items() if change.any()}
+    changed = {branch_of(name) for name, change in delta.params.items() if change.any()}
     active = (shares > 0) & torch.tensor([k in changed for k in range(len(shares))]) | (lam > 0)
-    weights, memo = step_trained(server, state.weights, state.server, got["delta"], active, divisor)
+    weights, memo = step_trained(server, state.weights, state.server, Weights(params, buffers), active)
     return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}
 
 

@@ -25,7 +25,8 @@ Choices:
       clusters.
     - ours: s2 is unknown until a cluster has two participants in a round, and all clusters step along D. So draw at
       least twice as many participants as there are clusters.
-    - ours: a cluster without participants steps along D. Running statistics are those of all clusters.
+    - ours: a cluster without participants steps along D. Running statistics are those of its own participants, else
+      of all clusters.
 """
 
 from collections.abc import Sequence
@@ -91,9 +92,9 @@ def pool_updates(
     shares[:, trained] = shares_kept(within, between, n)
     factor = {name: row for row, names in zip(shares, layers.values(), strict=True) for name in names}
     updates = [middle] * len(totals)
-    for k, difference in zip(trained, far, strict=True):
+    for k, difference, means in zip(trained, far, got, strict=True):
         params = {name: middle.params[name] + float(factor[name][k]) * d for name, d in difference.params.items()}
-        updates[k] = Weights(params, middle.buffers)
+        updates[k] = Weights(params, means["delta"].buffers)
     return updates, Evidence(within, between), shares
 
 

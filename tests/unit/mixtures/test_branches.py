@@ -7,15 +7,19 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedtide as ft
 from fedtide.core.base import Shard, Weights
 from fedtide.core.rng import Rng
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task, with_branches
 from fedtide.mixtures.branches import (
     BranchLoss,
+    divide_branches,
+    keep_chosen,
     most_certain,
     step_trained,
 )
@@ -197,3 +201,48 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
             assert torch.equal(moved.params[name], whole.params[name])
             assert not torch.equal(moved.params[name], weights.params[name])
     assert list(moved.params) == list(weights.params)
+
+
+@pytest.mark.parametrize("method", ["scsgd", "min_loss", "fedtem", "fedtkm"])
+def test_clients_of_another_branch_leave_an_idle_branch_and_its_running_statistics_alone(method):
+    """Day trains alone for four rounds, then night: the model of the day stays, whatever weight decay would do."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 3, generator=draw) + torch.tensor([4.0, -4.0]).repeat_interleave(100)[:, None]
+    y, domain = (torch.randn(200, generator=draw) > 0).long(), ["day"] * 100 + ["night"] * 100
+    clock = ft.Shift(who=ft.shift.BlockCyclic(period=8))
+    split = ft.data.Split(val=0.0, test=0.2)
+    people = ft.population(
+        x, y, ft.data.IID(clients=4), domain=domain, groups=ft.data.ByDomain(), split=split, shift=clock
+    )
+    task = ft.Task(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), example=x[:1])
+    keys = {"branch_layer": "*", "lam": 0.0, "server": ft.server.SGD(), "cohort": ft.cohorts.Arrivals(2)}
+    if method != "min_loss":
+        keys["prior"] = ft.priors.Block(period=8)
+    local = LocalTrainer(lr=0.1, batch_size=10, optimizer="adam", weight_decay=0.1)
+    algorithm = getattr(ft.algorithms, method)(task, local, **keys)
+    before, after = (
+        ft.simulate(algorithm, people, rounds=rounds, eval_every=rounds).state.weights for rounds in (4, 8)
+    )
+    idle = {
+        k: all(
+            torch.equal(value, after_part[name])
+            for part, after_part in ((before.params, after.params), (before.buffers, after.buffers))
+            for name, value in part.items()
+            if f"copies.{k}." in name
+        )
+        for k in range(2)
+    }
+    assert sorted(idle.values()) == [False, True]
+
+
+def test_running_statistics_of_a_branch_are_the_mean_over_its_members():
+    """Of branch 0: changes 1 and 3 at weights 1 and 2, half a client's rows the second; of branch 1: 3 and 9."""
+    names = ["copies.0.mean", "copies.1.mean"]
+    total = dict.fromkeys(names, torch.zeros(1))
+    clients = [(1.0, [1.0, 0.0], 1.0), (3.0, [0.5, 0.5], 2.0), (9.0, [0.0, 1.0], 1.0)]
+    for seen, shares, weight in clients:
+        delta = Weights({}, {name: torch.tensor([seen]) for name in names})
+        kept = keep_chosen(delta, torch.tensor(shares)).buffers
+        total = {name: total[name] + weight * kept[name] / 4 for name in names}
+    found = divide_branches(total, torch.tensor([0.5, 0.5]))
+    assert [float(found[name]) for name in names] == [2.0, 6.0]  # (1 + 3) / 2 and (3 + 9) / 2
