@@ -18,6 +18,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from fedtide.core.base import Prediction
 from fedtide.evaluate.metrics import auc, macro_f1
 from fedtide.fleets.scoring import BINS, Tally, concat_scores, confusion, odds
+from fedtide.learn.target import CLASSES, LabelsTarget
 
 
 def logits_of(predicted: list[int], classes: int) -> torch.Tensor:
@@ -95,6 +96,18 @@ def test_of_sequences_only_scored_steps_count():
     tally = Tally(1, ("confusion",))
     tally.add(torch.zeros(2, dtype=torch.int64), Prediction(logp), y, scored)
     assert tally.pooled["confusion"].tolist() == [[1, 1, 2], [1, 2, 1]]
+
+
+@pytest.mark.parametrize("target", [CLASSES, LabelsTarget(2)], ids=["classes", "labels"])
+def test_a_row_of_which_a_model_says_nan_is_wrong_by_all_ways(target):
+    told = torch.tensor([[float("nan"), -1.0], [1.0, -1.0]])
+    y = torch.tensor([0, 0]) if target == CLASSES else torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    tally = Tally(1, target=target)
+    tally.add(torch.tensor([0, 0]), Prediction(told, others={"other": target.predict_labels(told)}), y)
+    scores = tally.scores(torch.tensor([0]))
+    assert scores.correct.tolist() == scores.others["other"].tolist() == [1.0]
+    if target != CLASSES:
+        assert [scores.sums[name].tolist() for name in ("false_alarms", "exact")] == [[[1.0, 1.0]], [1.0]]
 
 
 def test_nan_predicts_no_class():

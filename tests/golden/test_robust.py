@@ -64,6 +64,14 @@ def test_rules_by_hand(rule, expected):
     assert after(apply(FEDAVG, Robust(rule, bucket=1)), TARGETS) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(("share", "buckets", "few"), [(0.28, 25, 7), (0.07, 100, 7), (0.14, 50, 7), (0.1, 11, 2)])
+def test_a_share_of_the_buckets_is_rounded_up_and_not_by_an_error_of_floats(share, buckets, few):
+    x = torch.arange(float(buckets))[:, None] ** 2
+    assert Trimmed(share=share)(x) == pytest.approx(float(x[few : buckets - few].mean()))
+    ranks = torch.cdist(x, x).square().sort(1).values[:, 1 : buckets - few - 1].sum(1)
+    assert Krum(share=share)(x) == pytest.approx(float(x[ranks.argsort(stable=True)[: buckets - few]].mean()))
+
+
 def test_buckets_are_summed_by_weight_and_count_equally():
     """Of two clients in one bucket, with one row of 0 and three of 4, the mean is 3/2: as without buckets."""
     assert after(apply(FEDAVG, Robust(bucket=2))) == after(FEDAVG) == 1.5

@@ -349,9 +349,11 @@ def _check(experiment: Experiment, where: str) -> None:
             raise refused(f"{where}: metrics[{number}]", of_classes, "metrics of your own, or classes", but)
     if experiment.data.target.kind == "counts" and getattr(experiment.data.source, "own_scale", False):
         raise refused(f"{where}: data.source.own_scale", True, "false, because data.target is 'counts'")
+    but = f"data.target is '{experiment.data.target.kind}'"
     if experiment.accuracy_over == "clients" and experiment.score != "accuracy":
-        but = f"data.target is '{experiment.data.target.kind}'"
         raise refused(f"{where}: accuracy_over", "clients", "rows", but)
+    if experiment.forgetting is not None and experiment.score != "accuracy":
+        raise refused(f"{where}: forgetting", "a table", "none, because it is lost accuracy", but)
     if experiment.keep is not None and experiment.keep.by is not None:
         numbers = [experiment.score, *(metric.name for metric in METRICS[1:]), *experiment.metric_units]
         if experiment.keep.by not in numbers:

@@ -14,13 +14,14 @@ from fedtide.core.base import Moment, Over, Shard, mean_of_rows
 from fedtide.core.errors import FedtideError, missing, refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
-from fedtide.data.rows import GeneratedRows, Rows
+from fedtide.data.rows import BASELINES, GeneratedRows, Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Identity, Reading, RowTransform
 from fedtide.data.shift.what import JUDGED, Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving, AvailabilityPlan
 from fedtide.data.transforms import Prepare, apply_transforms, features, shape_after
 from fedtide.draw.tables import html_table
+from fedtide.fields.types import seconds_of
 from fedtide.fields.user_code import build_part
 from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
@@ -428,13 +429,17 @@ class Population:
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.
 
-        A row without such a value has the constant of the target. Left out if fewer than half of the rows have one.
+        A row without such a value has the constant of the target. Left out if fewer than half of the rows have one, or
+        if labels of that time are not known yet.
         """
         if not isinstance(self.target, Measured) or not isinstance(self.rows, Rows) or self.rows.value is None:
             return {}
         rows, _ = self.pooled(clients, moment, part)
         skills = {}
+        delay = getattr(self.shift.what, "delay", None)
         for name, earlier in self.rows.earlier.items():
+            if delay is not None and BASELINES[name].seconds < seconds_of(delay):
+                continue
             before = earlier[rows.long()]
             present = before >= 0
             if len(rows) and 2 * int(present.sum()) >= len(rows):

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import matplotlib
@@ -108,7 +109,7 @@ def band(
 ) -> None:
     """Draw the mean over seeds with a band of one standard error, if there are values.
 
-    If runs end at different rounds, the curve ends with the shortest run.
+    The curve has the places at which all seeds have a value. So it ends with the shortest run.
 
     Args:
         axes: panel.
@@ -119,12 +120,11 @@ def band(
         width: width of the line.
         every: points from marker to marker; None means about eight markers.
     """
-    x = max((at for at, _ in curves), key=len)
+    curves = [(at, values) for at, values in curves if len(at)]
+    x = reduce(np.intersect1d, (at for at, _ in curves), curves[0][0]) if curves else np.empty(0)
     if not len(x):
         return
-    alike = [v for at, v in curves if len(v) == len(x) or (len(v) and np.array_equal(at, x[: len(at)]))]
-    values = scale * stack_runs(alike)
-    x = x[: values.shape[1]]
+    values = scale * np.stack([values[np.isin(at, x)] for at, values in curves])
     mean = values.mean(axis=0)
     marker = style.marker or ("o" if len(x) == 1 else "")
     axes.plot(x, mean, label=name, color=style.color, ls=style.dashes, lw=width, marker=marker, ms=4,

@@ -191,7 +191,7 @@ class Probe:
     def _labels(self, clients: Tensor, part: str) -> np.ndarray:
         """Count the rows of each class that each of `clients` holds now, by current labels (clients, classes)."""
         population, classes = self.fleet.population, self.fleet.population.rows.classes
-        labels = [population.shard(client, self.fleet.moment, part).y.numpy() for client in clients.tolist()]
+        labels = [population.shard(client, self.fleet.moment, part).labels.numpy() for client in clients.tolist()]
         return np.array([np.bincount(y, minlength=classes) for y in labels]).reshape(len(clients), classes)
 
 

@@ -263,8 +263,6 @@ class Tally:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
         output, target, columns = prediction.told, self._target, self._columns
         right = target.score_rows(target.predict_labels(output), y)
-        if target == CLASSES:
-            right = right.masked_fill(output.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
         self._add(columns, "rows", owner, rows)
         self._add(columns, "correct", owner, _per_row(right, scored))

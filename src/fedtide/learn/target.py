@@ -157,8 +157,9 @@ class Classes(Target):
         return torch.logsumexp(answers + log_shares, dim)
 
     def predict_labels(self, answers: Tensor) -> Tensor:
-        """Return the likeliest class."""
-        return answers.argmax(-1)
+        """Return the likeliest class; -1 if a model says NaN, which is no class."""
+        likeliest = answers.argmax(-1)  # NaN is the largest
+        return likeliest.masked_fill(answers.gather(-1, likeliest[..., None])[..., 0].isnan(), -1)
 
     def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return 1 if the class is that of the row, else 0."""
@@ -436,16 +437,17 @@ class LabelsTarget(Target):
         return {f"p {k}": answers[..., k].sigmoid() for k in range(self.labels)}
 
     def predict_labels(self, answers: Tensor) -> Tensor:
-        """Return which labels are likelier than not."""
-        return answers > 0
+        """Return which labels are likelier than not: 1 or 0, and -1 if a model says NaN of any label."""
+        return (answers > 0).long().masked_fill(answers.isnan().any(-1, keepdim=True), -1)
 
     def score_rows(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the share of correctly predicted labels."""
-        return (answers == (y > 0.5)).double().mean(-1)
+        return (answers == (y > 0.5).long()).double().mean(-1)
 
     def sums(self, answers: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return for each label true and false positives, and false negatives (rows, labels)."""
-        predicted, present = answers > 0, y > 0.5
+        present, nan = y > 0.5, answers.isnan().any(-1, keepdim=True)
+        predicted = torch.where(nan, ~present, answers > 0)  # NaN is wrong about each label
         parts = {"hits": predicted & present, "false_alarms": predicted & ~present, "misses": ~predicted & present}
         exact = {"exact": (predicted == present).all(-1).double()}
         return {name: part.double() for name, part in parts.items()} | exact

@@ -143,7 +143,7 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
         pooled = [_folded(record, run, period) for run in method.runs]
         figures.band(axes, pooled, "all", figures.Look("#555555", ":"))
         axes.set_title(figures.label(method.name), fontsize=10)
-        axes.set_xlabel(figures.label(f"rounds since the peak of {record.groups[0]}"))
+        axes.set_xlabel("rounds within the period")
         axes.set_xlim(0, period)
         if figures.leftmost(axes):
             axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")

@@ -83,7 +83,7 @@ class Trimmed:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the trimmed mean (d,) of vectors (n, d)."""
-        few = min(math.ceil(self.share * len(x)), (len(x) - 1) // 2)
+        few = min(math.ceil(round(self.share * len(x), 9)), (len(x) - 1) // 2)
         return x.sort(0).values[few : len(x) - few].mean(0)
 
 
@@ -141,7 +141,7 @@ class Krum:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the mean (d,) of the chosen vectors (n, d)."""
         n = len(x)
-        few = math.ceil(self.share * n)
+        few = math.ceil(round(self.share * n, 9))
         if n < few + 3:
             return Median()(x)
         between = torch.cdist(x, x).square()  # to itself 0, which is left out

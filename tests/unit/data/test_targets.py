@@ -137,6 +137,14 @@ def test_yesterday_says_the_value_of_the_same_hour():
     assert found["yesterday"] > 0.85
 
 
+@pytest.mark.parametrize(("delay", "rivals"), [(None, 2), ("1d", 2), ("25h", 1), ("7d", 1), ("8d", 0)])
+def test_a_rival_says_no_value_that_is_not_known_yet(delay, rivals):
+    rows = hours(16, np.sin(np.arange(24 * 16)))
+    shift = ft.Shift(what=ft.shift.Calendar(window="1d", hold="all", delay=delay))
+    people = build(rows, IID(clients=1), split=Split(val=0.0), shift=shift)
+    assert len(people.baselines(people.clients, Moment(5, 15), "test")) == rivals
+
+
 def test_there_is_no_yesterday_without_a_clock_or_where_times_come_twice():
     assert hours(3, np.arange(72.0)).earlier["last_week"].tolist() == [-1] * 72
     rows = hours(2, np.arange(48.0))

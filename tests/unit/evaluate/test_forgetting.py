@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+import fedtide as ft
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Everyone
+from fedtide.config import from_dict
 from fedtide.config.schema import Forgetting
 from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Weighted, Weights, mean, shared_weights
 from fedtide.core.errors import FedtideError
@@ -148,6 +151,22 @@ class _Wider(nn.Module):
 
 
 # -- what cannot be averaged -------------------------------------------------------------------------------------------
+
+
+def test_of_several_labels_the_first_of_each_row_is_its_class_and_of_numbers_there_is_none(tmp_path):
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    study = {
+        "rounds": 2,
+        "forgetting": {"rounds": [1], "part": "test"},
+        "data": {"source": {"x": x, "y": (x > 0).float(), "client": torch.arange(60) % 3}, "target": "labels"},
+        "model": "linear",
+        "method": [{"algorithm": "fedavg", "cohort": 3}],
+    }
+    ft.run(study, tmp_path / "run", quiet=True)
+    line = json.loads((tmp_path / "run" / "fedavg" / "0" / "forgetting.jsonl").read_text())
+    assert line["forgetting"]["mean"] is not None
+    with pytest.raises(FedtideError, match=r"forgetting: found 'a table', but data.target is 'number'; allowed: none"):
+        from_dict({**study, "data": {"target": "number"}})
 
 
 def test_a_single_participant_has_nothing_to_compare():
