@@ -170,6 +170,8 @@ def label_losses(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
 class Plain:
     """A loss made of a function of (outputs, labels), such as any torch loss that returns the mean of a batch.
 
+    Of sequences it takes the steps that count: outputs (steps, classes) and labels (steps,).
+
     >>> import torch
     >>> loss = Plain(torch.nn.CrossEntropyLoss())
     >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, ())), 6)
@@ -179,15 +181,17 @@ class Plain:
     function: Callable[[Any, Tensor], Tensor]
 
     def prepare(self, shard: Shard) -> tuple[None, Columns]:
-        """Return nothing, as the function needs only outputs and labels."""
-        return None, ()
+        """Return the mask of sequences, as the function needs only outputs and labels."""
+        return None, mask_of(shard)
 
     def value(self, outputs: Any, y: Tensor, shared: None, columns: Columns) -> Tensor:
-        """Return the value of the function.
+        """Return the value of the function, of sequences on the steps that count.
 
         Raises:
             FedtideError: the function does not fit the model's outputs, for example by its class weights.
         """
+        for mask in columns:
+            outputs, y = outputs[mask], y[mask]
         try:
             return self.function(outputs, y)
         except RuntimeError as error:

@@ -167,6 +167,18 @@ def test_a_step_follows_the_mean_over_the_tokens_of_its_batch(batch):
         torch.testing.assert_close(fitted.weights.params[name], param.detach())
 
 
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_a_plain_function_takes_the_steps_that_count(batch_size):
+    fits = []
+    for loss in (nn.CrossEntropyLoss(), CrossEntropy()):
+        task = Task(lambda: Network(5), loss, dtype=torch.float64)
+        local = LocalTrainer(lr=0.5, batch_size=batch_size)
+        fits.append(local(task, task.loss, task.init(Rng(0)), shard(), NOW, Rng(0)))
+    assert fits[0].loss == pytest.approx(fits[1].loss)
+    for name, param in fits[0].weights.params.items():
+        torch.testing.assert_close(param, fits[1].weights.params[name])
+
+
 def test_a_loss_without_anything_per_row_is_weighed_by_steps_too():
     class Plain(CrossEntropy):
         def prepare(self, shard):
