@@ -90,6 +90,17 @@ def test_killed_on_the_way_the_same_command_goes_on(here, shell):
     assert record_of(new) == record_of(here / "whole")
 
 
+@pytest.mark.parametrize("name", [".", "a/.."])
+def test_a_run_folder_can_be_the_folder_one_is_in(here, monkeypatch, name):
+    root = finished(here / "x", study(A))
+    client, _ = late(root)
+    monkeypatch.chdir(root)
+    for command in ("report", "verify", "resume"):
+        assert done(command, name, "--quiet") == 0
+    assert done("forget", name, client, "--workers", 1, "--quiet") == 0
+    assert (here / f"x-without-{client}" / "report.html").is_file()
+
+
 def test_nothing_is_played_for_a_client_that_never_worked_and_was_never_judged(here, capsys):
     root = finished(here / "x", study({**A, "cohort": 1}, rounds=2, eval_splits=["held_out_clients"]))
     away = next(client for client in range(8) if client not in joined(root))

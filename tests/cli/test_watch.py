@@ -48,6 +48,12 @@ def test_windows_alarms_and_the_page(alarmed, capsys):
     assert "http-equiv" not in page  # the run is over
 
 
+def test_the_page_of_the_folder_one_is_in_has_its_name(alarmed, monkeypatch):
+    monkeypatch.chdir(alarmed)
+    assert done("watch", ".") == 0
+    assert "Watch: run<" in (alarmed / "watch.html").read_text()
+
+
 def test_a_note_says_that_nobody_trained_the_model_that_is_watched():
     notes = preflight(toy("fedavg", {"transforms": [{"kind": "watch", "train": "never"}]})).notes
     assert "method 'toy (watched, trains never)': a random model is watched, because no init_from names one" in notes

@@ -674,6 +674,8 @@ def of(root: str | Path, workers: int | None = None) -> AnyJob:
     """Return the job in a folder."""
     check_positive("--workers", workers)
     root = Path(root)
+    if root.name in ("", ".."):  # a folder beside it, and the site above it, are told from its name
+        root = root.resolve()
     if (root / "config.toml").is_file():
         if (root / tune.TRIALS).is_file():
             return TuningJob(root, workers)
@@ -691,7 +693,7 @@ def leaving(root: Path, client: str) -> Leaving:
     job = of(root)
     if not isinstance(job, RunJob):
         raise refused("forget", str(root), "a run folder, or the folder of a site", f"it is a {job.kind}")
-    return Leaving.of(root, client)
+    return Leaving.of(job.root, client)
 
 
 def play(job: AnyJob, output: Output = Output()) -> Any:
