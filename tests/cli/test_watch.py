@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 
@@ -83,6 +84,33 @@ def test_each_alarm_is_told_to_a_command_once(alarmed, here, capsys):
     assert "found '/nowhere/mail', allowed: a program that can be run" in refused(
         capsys, here, "watch", alarmed, "--on-alarm", "/nowhere/mail"
     )
+
+
+def test_a_command_may_print_any_bytes(alarmed, capsys):
+    write = "import sys; [file.buffer.write(b'M\\xfcller') for file in (sys.stdout, sys.stderr)]; sys.exit({})"
+    assert done("watch", alarmed, "--on-alarm", f'{sys.executable} -c "{write.format(1)}"') == 0
+    assert "ended with status 1 M\N{REPLACEMENT CHARACTER}ller" in capsys.readouterr().out
+    assert done("watch", alarmed, "--on-alarm", f'{sys.executable} -c "{write.format(0)}"') == 0
+    assert (folder_of(alarmed) / "watch.json").exists()
+
+
+def test_a_command_may_leave_a_process_in_the_background(alarmed, here, capsys):
+    assert done("watch", alarmed, "--on-alarm", "sh -c 'until [ -e over -o ! -d run ]; do sleep 0.1; done &'") == 0
+    (here / "over").touch()
+    assert "--on-alarm" not in capsys.readouterr().out
+    assert (folder_of(alarmed) / "watch.json").exists()
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_it_started(alarmed, here, capsys, monkeypatch):
+    monkeypatch.setattr(watching, "PATIENCE", 1.0)
+    os.mkfifo(here / "pipe")
+    pipe = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert done("watch", alarmed, "--on-alarm", "sh -c '(exec >pipe; sleep 20; echo alive) & wait'") == 0
+    os.set_blocking(pipe, True)
+    assert os.read(pipe, 5) == b""
+    os.close(pipe)
+    assert "sh was ended after 1 s" in capsys.readouterr().out
+    assert not (folder_of(alarmed) / "watch.json").exists()
 
 
 def test_it_follows_a_run_until_its_last_round(alarmed, capsys, monkeypatch):

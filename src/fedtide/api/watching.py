@@ -1,9 +1,12 @@
 """A watched run while it is played: lines for windows and alarms, and a command for each alarm."""
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,21 +42,34 @@ def tell_command(runs: Sequence[WatchedRun], command: str) -> Iterator[str]:
             place = alarm["round"], rounds[:number].count(alarm["round"])
             if place <= last:
                 continue
-            line, fault = {"run": str(one.run.folder), **alarm}, ""
-            try:
-                done = subprocess.run(words, input=json.dumps(line) + "\n", text=True, capture_output=True,
-                                      timeout=PATIENCE, check=False)  # fmt: skip
-                if done.returncode:
-                    why = done.stderr.strip().splitlines()[-1:] or [""]
-                    fault = f"ended with status {done.returncode} {why[0]}".rstrip()
-            except subprocess.TimeoutExpired:
-                fault = f"was ended after {PATIENCE:.0f} s"
-            except OSError as error:
-                fault = f"cannot be run ({error.strerror})"
-            if fault:
+            if fault := _run_command(words, json.dumps({"run": str(one.run.folder), **alarm}) + "\n"):
                 yield f"--on-alarm: {words[0]} {fault}; it is told again with the next window"
                 break
             write_text(one.run.folder / TOLD, json.dumps(place) + "\n")
+
+
+def _run_command(words: Sequence[str], line: str) -> str:
+    """Run a command with a line on its standard input, and return why it failed; "" if it ended with status 0.
+
+    What it leaves in the background goes on. If it takes too long, all that it started is ended.
+    """
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors,
+                                       start_new_session=True)  # fmt: skip
+        except OSError as error:
+            return f"cannot be run ({error.strerror})"
+        try:
+            process.communicate(line.encode(), timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"was ended after {PATIENCE:.0f} s"
+        finally:
+            if process.poll() is None:  # after Ctrl-C, too
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        errors.seek(0)
+        why = errors.read().decode(errors="replace").strip().splitlines()[-1:] or [""]
+    return f"ended with status {process.returncode} {why[0]}".rstrip() if process.returncode else ""
 
 
 def command_of(command: str) -> list[str]:

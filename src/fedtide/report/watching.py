@@ -237,7 +237,8 @@ def write_page(root: Path, runs: Sequence[WatchedRun]) -> Path:
         })  # fmt: skip
     experiment = runs[0].run.experiment
     over = all(one.is_over for one in runs)
-    values = {"title": f"Watch: {experiment.title or root.resolve().name}", "about": "", "environments": (), "parts": parts}
+    title = f"Watch: {experiment.title or root.resolve().name}"
+    values = {"title": title, "about": "", "environments": (), "parts": parts}
     write_text(out, render("watch.html", is_over=over, **values))
     return out
 
