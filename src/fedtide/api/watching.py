@@ -43,7 +43,7 @@ def tell_command(runs: Sequence[WatchedRun], command: str) -> Iterator[str]:
             if place <= last:
                 continue
             if fault := _run_command(words, json.dumps({"run": str(one.run.folder), **alarm}) + "\n"):
-                yield f"--on-alarm: {words[0]} {fault}; it is told again with the next window"
+                yield f"--on-alarm: {words[0]} {fault}"
                 break
             write_text(one.run.folder / TOLD, json.dumps(place) + "\n")
 
@@ -136,8 +136,9 @@ def follow_runs(root: Path, runs: Sequence[WatchedRun], screen: Any, *, command:
             printed[one.run.folder], alarmed[one.run.folder] = len(lines), len(alarms)
         if is_new or not page.is_file() or over:
             write_page(root, runs)
+            later = "the same command tells it again" if over or not again else "it is told again with the next window"
             for line in tell_command(runs, command) if command is not None else ():
-                say(line, screen)
+                say(f"{line}; {later}", screen)
         if over or not again or screen.quiet:
             return page
         time.sleep(LOOK)
