@@ -177,9 +177,14 @@ def _doubt(difference: Measure) -> str:
 
 def headline(record: ExperimentRecord, summary: Summary) -> str:
     """Return the effect of the shift if an algorithm runs with and without it, else the best method."""
-    left = sum(method.unfinished for method in summary.methods)
+    left = sum(method.unfinished for method in summary.methods if not method.federation)
+    planned = record.experiment.method  # without other uses of their models
+    absent = {m.name: m.unfinished for m in record.methods if m.method in planned and m.unfinished and not m.runs}
+    left += sum(absent.values())
     so_far = f"So far, {counted(left, 'run')} {'is' if left == 1 else 'are'} not finished and not counted. "
-    return f"{so_far if left else ''}{_effect(record, summary) or _best(summary)}".strip()
+    if absent:
+        so_far += f"{listed([*absent])} {'has' if len(absent) == 1 else 'have'} no finished run. "
+    return f"{so_far if left else ''}{_effect(record, summary) or _best(summary, complete=not left)}".strip()
 
 
 def _effect(record: ExperimentRecord, summary: Summary) -> str:
@@ -209,7 +214,7 @@ def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
     return ()
 
 
-def _best(summary: Summary) -> str:
+def _best(summary: Summary, *, complete: bool) -> str:
     """Return the method with the highest mean, and whether it leads."""
     judged = [m for m in summary.methods if m.measure(m.score).mean is not None and not broken(m)]
     ranked = sorted(judged, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
@@ -217,13 +222,13 @@ def _best(summary: Summary) -> str:
     ranked = [m for m in ranked if m.algorithm != ORACLE]
     if not ranked:
         return "No method was trained as it should be." if any(map(broken, summary.methods)) else ""
-    text = _lead(ranked, summary)
+    text = _lead(ranked, summary, complete=complete)
     for bound in bounds:
         text += f" {bound.name}, which knows the true groups, has {percent(bound.measures[bound.score])}."
     return text
 
 
-def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
+def _lead(ranked: list[MethodSummary], summary: Summary, *, complete: bool) -> str:
     first, *others = ranked
     accuracy = f"{percent(first.measures[first.score])} {summary.late}"
     twins = [method.name for method in others if method.same_run(first)]
@@ -232,7 +237,6 @@ def _lead(ranked: list[MethodSummary], summary: Summary) -> str:
     verb = "have" if twins else "has"
     scores = {method.name: method.by_seed(method.score) for method in rivals}
     references = {} if first.untrained else summary.references_of(first)
-    complete = not any(method.unfinished for method in summary.methods)
     ours = first.by_seed(first.score)
     doubt = find_doubt(ours, scores, references, complete=complete)
     if not rivals and not find_level(ours, references):

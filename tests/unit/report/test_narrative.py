@@ -141,6 +141,16 @@ def test_otherwise_the_headline_is_the_best_method(methods, text):
     assert headline.endswith(text) if text else headline == ""
 
 
+def test_unfinished_runs_of_all_methods_are_counted_once_and_methods_without_a_finished_run_are_named():
+    toy = record(A, {**A, "name": "B"}, {**A, "name": "C"})
+    second, third = (replace(m, unfinished=2) for m in toy.methods[1:])
+    other = replace(third, method=third.method.named("mixture"))
+    scores = method("A", 0.9, 0.9, 0.9), method("A, mixture", 0.8, 0.8, 0.8)
+    both = summary(replace(scores[0], unfinished=1), replace(scores[1], unfinished=1, federation="A"))
+    text = narrative.headline(replace(toy, methods=[toy.methods[0], second, third, other]), both)
+    assert text.startswith("So far, 5 runs are not finished and not counted. B and C have no finished run. Before all ")
+
+
 # -- answers without training ------------------------------------------------------------------------------------------
 
 
