@@ -63,7 +63,9 @@ def plan_table(title: str, *, single: bool = False, without_rounds: bool = False
 
 def words_of(record: ExperimentRecord) -> dict[str, str]:
     """Return the words in braces of titles and captions."""
-    seeds, every = max((len(method.runs) for method in record.methods), default=0), record.experiment.eval_every
+    counts, every = [len(method.runs) for _, method in record.numbered], record.experiment.eval_every
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    seeds = f"{fewest} to {most}" if fewest < most else f"{most}"
     return {
         "score": record.experiment.score,
         "Score": record.experiment.score.capitalize(),
@@ -74,7 +76,7 @@ def words_of(record: ExperimentRecord) -> dict[str, str]:
         "every": f"every {every} rounds" if every > 1 else "every round",
         "budget": describe_budget(record),
         "noise": " Error bars: one standard deviation of the noise on scores." * bool(record.noises),
-        "band": f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else "",
+        "band": f" Lines are means over {seeds} seeds, bands one standard error." if most > 1 else "",
     }
 
 

@@ -19,6 +19,7 @@ from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import MethodSummary
+from fedtide.report.topic import words_of
 from fedtide.runs import folder
 from helpers.studies import MOMENTUM, STEADY, A, finished, lines_of, run_of, study
 
@@ -276,6 +277,7 @@ def test_runs_that_are_not_finished_are_counted_and_left_out(tmp_path):
     (record,) = read_experiment(root)
     made = summarize(record)
     assert [(m.name, m.seeds, m.unfinished) for m in made.methods] == [("A", [0, 1], 1), ("momentum", [1], 2)]
+    assert words_of(record)["band"] == " Lines are means over 1 to 2 seeds, bands one standard error."
     (pair,) = made.paired
     assert pair.difference.values == [
         made.method("momentum").measures["accuracy"].values[0] - made.method("A").measures["accuracy"].values[1]
