@@ -51,7 +51,7 @@ def tell_command(runs: Sequence[WatchedRun], command: str) -> Iterator[str]:
 def _run_command(words: Sequence[str], line: str) -> str:
     """Run a command with a line on its standard input, and return why it failed; "" if it ended with status 0.
 
-    What it leaves in the background goes on. If it takes too long, all that it started is ended.
+    Processes that it leaves in the background go on. If it takes too long, all that it started is ended.
     """
     with tempfile.TemporaryFile() as errors:
         try:
