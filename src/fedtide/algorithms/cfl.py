@@ -287,8 +287,8 @@ def norms_of_members(state: State, k: int) -> Tensor:
 
 
 def weighted_mean(updates: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean update (P,), in float64."""
-    return weight @ updates.double() / weight.sum()
+    """Return the mean update (P,), in float64; zero if nobody has a weight."""
+    return weight @ updates.double() / weight.sum().clamp(min=1e-300)
 
 
 def updates_of(state: State, k: int) -> tuple[Tensor, Tensor]:

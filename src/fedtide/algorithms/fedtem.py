@@ -193,7 +193,7 @@ def fedtem(
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
         estimates = pool_moments(n, rows["mu"], rows["var"])
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), estimates, strict=True))
-        pi = beta * state.pi + (1 - beta) * mass / mass.sum()
+        pi = beta * state.pi + (1 - beta) * mass / mass.sum() if mass.any() else state.pi
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
         facts |= prior.facts(prior_memo) | ({} if q is None else {"prior": q})
         started = state.started | (a > 0)

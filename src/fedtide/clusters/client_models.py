@@ -20,6 +20,8 @@ from fedtide.learn import Steps, Stepwise, Training
 
 REVEALED = ("update", "weight")
 """Values of single clients that the server sees."""
+TINY = 1e-300
+"""Less than any weight that is not zero."""
 COLUMNS = 1 << 16
 """Parameters that are mixed at a time, in float64."""
 APART: Mapping[str, Any] = {
@@ -128,13 +130,13 @@ def mix_client_models(trained: ClientModels, share: Tensor) -> Tensor:
     [[3.0], [0.0]]
     """
     part = share.double() * trained.weight.double()
-    part = part / part.sum(1, keepdim=True)
+    part = part / part.sum(1, keepdim=True).clamp(min=TINY)
     mixed = [(part @ block.double()).to(block.dtype) for block in trained.models.split(COLUMNS, dim=1)]
     return torch.cat(mixed, dim=1)
 
 
 def mean_client_models(trained: ClientModels, member: Tensor, count: int, like: Sequence[Weights]) -> list[Weights]:
-    """Return the mean model of each of `count` groups of clients; a group without members keeps that of `like`.
+    """Return the mean model of each of `count` groups of clients; a group of no weight keeps that of `like`.
 
     Args:
         trained: the models of n clients.
@@ -143,7 +145,7 @@ def mean_client_models(trained: ClientModels, member: Tensor, count: int, like: 
         like: a model for each group.
     """
     share = torch.nn.functional.one_hot(member, count).T
-    filled = [k for k in range(count) if share[k].any()]
+    filled = [k for k in range(count) if (share[k] * trained.weight).any()]
     means = dict(zip(filled, mix_client_models(trained, share[filled]), strict=True))
     return [shape_model(means[k], like[k]) if k in means else like[k] for k in range(count)]
 

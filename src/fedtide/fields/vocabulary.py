@@ -58,6 +58,10 @@ components that clients are mixtures of, a model for each cluster of clients, a 
 one, or as a baseline without a federation."""
 
 
+Range = Literal["any", "positive", "size", "weight"]
+"""Which numbers a server takes: any, none below 0, of these the first up to the largest weight of a client, or all."""
+
+
 @dataclass(frozen=True)
 class Shown:
     """A value that a server may be shown of a client.
@@ -66,29 +70,31 @@ class Shown:
         words: what it is, of "its" rows.
         kind: a "statistic" of its rows, its "update" or a part of that, or the "truth", which only a simulation
             knows.
+        range: which numbers it has.
     """
 
     words: str
     kind: Literal["statistic", "update", "truth"] = "statistic"
+    range: Range = "any"
 
 
 SHOWN: Mapping[str, Shown] = {
     # asked by cohorts
-    "count": Shown("how many rows it has"),
+    "count": Shown("how many rows it has", range="size"),
     "labels": Shown("the shares of its labels"),
     "loss": Shown("the loss of the current model on its rows"),
-    "utility": Shown("the root mean square of its losses, times its rows"),
+    "utility": Shown("the root mean square of its losses, times its rows", range="positive"),
     # asked by algorithms
-    "n": Shown("how many rows it trained on"),
-    "rows": Shown("how many rows it has"),
-    "weight": Shown("what its update counts for"),
+    "n": Shown("how many rows it trained on", range="weight"),
+    "rows": Shown("how many rows it has", range="weight"),
+    "weight": Shown("what its update counts for", range="weight"),
     "pi": Shown("its mean posterior"),
     "odds": Shown("its log-odds"),
     "mu": Shown("its feature mean"),
-    "var": Shown("its feature variance"),
+    "var": Shown("its feature variance", range="positive"),
     "centers": Shown("centers of its rows, at the start"),
-    "counts": Shown("how many rows these are of"),
-    "spreads": Shown("how far its rows are from these"),
+    "counts": Shown("how many rows these are of", range="weight"),
+    "spreads": Shown("how far its rows are from these", range="positive"),
     "profile": Shown("its profile: means and deviations of its features, over all rows and by label"),
     "representation": Shown("its representation, whenever it drifts"),
     "shifted": Shown("how far its labels moved"),

@@ -18,6 +18,7 @@ from fedtide.core.codec import pieces
 from fedtide.core.errors import FedtideError, printable, shown
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, children, detached, is_node, leaves, rebuild
+from fedtide.fields.vocabulary import SHOWN
 
 ROWS = 20
 """How many rows are made up."""
@@ -193,7 +194,7 @@ def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     """Say in one line why an answer must not be summed, or None: what was found where, and what is allowed.
 
     Keys of a total may be left out if some clients leave them out. None may be added. A value that is summed has all of
-    its own keys.
+    its own keys. A row that is a weight, a size or a square has the `range` of `SHOWN`.
 
     Args:
         schema: what the answer must look like.
@@ -209,6 +210,7 @@ def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     """
     try:
         _compare(schema.answer, answer, heaviest, schema.optional)
+        _check_rows(answer["rows"], heaviest)
     except _Misfit as error:
         return str(error)
     return None
@@ -260,6 +262,17 @@ def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str],
         raise _Misfit(at, _named(got), "a finite number")
     elif abs(got) > LARGEST:
         raise _Misfit(at, _named(got), f"at most {LARGEST}")
+
+
+def _check_rows(rows: Mapping[str, Any], heaviest: float) -> None:
+    """Hold rows that look right to the numbers that they may have."""
+    for name in rows.keys() & SHOWN.keys():
+        numbers, span = torch.as_tensor(rows[name]).flatten(), SHOWN[name].range
+        weights = {"weight": numbers, "size": numbers[:1]}.get(span, numbers[:0])
+        if span != "any" and (numbers < 0).any():
+            raise _Misfit(("rows", name), f"{numbers.min():g}", "0 or more")
+        if (weights > heaviest).any():
+            raise _Misfit(("rows", name), f"{weights.max():g}", f"0 to {heaviest:g}")
 
 
 def _is_number(value: Any) -> bool:

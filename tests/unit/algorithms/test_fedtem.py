@@ -56,6 +56,19 @@ def test_constant_features_leave_everything_finite(update, level):
     assert all_finite(made.told)
 
 
+def test_clients_that_say_they_have_no_rows_leave_the_shares():
+    experiment = toy("fedtem")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    def train(*inputs):
+        answer = host.algorithm.works["train"](*inputs)
+        return answer and replace(answer, rows={**answer.rows, "n": torch.zeros_like(answer.rows["n"])})
+
+    lying = replace(host.algorithm, works={**host.algorithm.works, "train": train})
+    run = played(experiment, host=replace(host, algorithm=lying))
+    assert run.state.pi.tolist() == [0.5, 0.5]
+
+
 # -- 10. a drawn branch ------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.algorithms.cfl import weighted_mean
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.clusters.client_models import (
     REVEALED,
@@ -145,6 +146,15 @@ def test_means_of_groups_keep_the_model_of_an_empty_group():
     assert means[1] is like[1]
     assert means[0].params["w"].tolist() == trained_by_hand().models[1].tolist()
     assert means[2].params["w"].tolist() == pytest.approx([(0.1 + 3 * 8.9) / 4, (-3.0 + 3e-3) / 4])
+
+
+def test_members_that_count_for_nothing_leave_everything_finite():
+    like = [Weights({"w": torch.full((2,), float(k))}) for k in range(2)]
+    trained = trained_by_hand((0.0, 2.0, 1.0))
+    means = mean_client_models(trained, torch.tensor([1, 0, 0]), 2, like)
+    assert means[1] is like[1]
+    assert mix_client_models(trained, torch.eye(3)[[0]]).tolist() == [[0.0, 0.0]]
+    assert weighted_mean(trained.models, torch.zeros(3, dtype=torch.float64)).tolist() == [0.0, 0.0]
 
 
 def test_a_model_survives_as_a_row():

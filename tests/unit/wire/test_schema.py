@@ -180,6 +180,33 @@ def test_rows_are_all_that_were_asked_for(answer, line):
     assert misfit(learned({}, {"pi": torch.zeros(2)}), answer, HEAVIEST) == line
 
 
+@pytest.mark.parametrize(
+    ("name", "honest", "lie", "line"),
+    [
+        ("n", 100.0, -7.0, "found -7, allowed: 0 or more"),
+        ("rows", 0.0, 101.0, "found 101, allowed: 0 to 100"),
+        ("weight", 1.0, 2.0**53, "found 9.0072e+15, allowed: 0 to 100"),
+        ("counts", 5.0, -1e-9, "found -1e-09, allowed: 0 or more"),
+        ("var", 1e9, -1.0, "found -1, allowed: 0 or more"),
+        ("spreads", 0.0, -1.0, "found -1, allowed: 0 or more"),
+    ],
+)
+def test_shown_weights_and_squares_are_held_to_what_they_can_be(name, honest, lie, line):
+    for shape in ((), (2, 3)):
+        schema = learned({}, {name: torch.zeros(shape)})
+        row = torch.full(shape, honest)
+        assert misfit(schema, sent({}, {name: row}), HEAVIEST) is None
+        row.view(-1)[-1] = lie
+        assert misfit(schema, sent({}, {name: row}), HEAVIEST) == f"rows.{name}: {line}"
+
+
+def test_a_client_may_train_on_more_samples_than_it_has_rows():
+    schema = learned({}, {"count": torch.zeros(2)})
+    assert misfit(schema, sent({}, {"count": torch.tensor([100.0, 500.0])}), HEAVIEST) is None
+    assert misfit(schema, sent({}, {"count": torch.tensor([101.0, 5.0])}), HEAVIEST) is not None
+    assert misfit(schema, sent({}, {"count": torch.tensor([5.0, -5.0])}), HEAVIEST) is not None
+
+
 def test_a_schema_is_learned_once_for_payloads_that_look_alike():
     asked = []
 
