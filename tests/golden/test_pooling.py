@@ -116,6 +116,34 @@ def test_variances_that_are_known_are_found(apart):
     assert kept[0].tolist() == pytest.approx(true, abs=0.08)
 
 
+def lying(clusters, **leaves):
+    return [
+        {name: replace(leaf, **leaves.get(name, {})) for name, leaf in total.items()} if k in clusters else total
+        for k, total in enumerate(FIRST)
+    ]
+
+
+@pytest.mark.parametrize("weight", [-120.0, -1e-9, 0.0, 1e-300])
+def test_lies_about_weights_leave_clusters_apart(weight):
+    """With n of 9 for a cluster of which it is unknown, b is at least that of honest ones."""
+    share, middle = torch.ones(2, dtype=torch.float64), weights(5.0)
+    for clusters in ((0,), (0, 1)):
+        found = lying(clusters, weight={"value": weight})
+        updates, _, kept = pool_updates(found, middle, share, None, 4)
+        assert ((kept >= 0.85) & (kept <= 1)).all()
+        assert all(2 <= float(each.params["layer.w"]) <= 8 for each in updates)
+
+
+def test_squares_below_zero_and_clusters_of_no_weight_are_borne():
+    _, evidence, kept = pooled(lying((0,), squares={"value": torch.tensor([-(2.0**53)], dtype=torch.float64)}))
+    assert float(evidence.within[0, 0]) == 2 * (0 - 4) + 2 * (65 - 64)
+    assert kept.tolist() == [[1.0, 1.0]]
+    for leaf in ("weight", "squares"):
+        updates, _, kept = pooled(lying((0,), **{leaf: {"weight": 0.0}}))
+        assert (float(updates[0].params["layer.w"]), float(kept[0, 0])) == (5.0, 0.0)
+        assert [float(each.params["layer.w"]) for each in pooled(lying((0, 1), **{leaf: {"weight": 0.0}}))[0]] == [5, 5]
+
+
 def test_layers_are_judged_by_themselves():
     def both(trunk: float, head: float) -> Weights:
         return Weights({"trunk.w": torch.tensor([trunk]), "head.w": torch.tensor([head])})

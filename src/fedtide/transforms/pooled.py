@@ -25,10 +25,13 @@ Choices:
       clusters.
     - ours: s2 is unknown until a cluster has two participants in a round, and all clusters step along D. So draw at
       least twice as many participants as there are clusters.
+    - ours: clients may lie, so squares are at least 0, and `n_k` is 1/2 to twice those that answered, plus 1. Honest
+      numbers are within. A cluster of clients that weigh nothing steps along D.
     - ours: a cluster without participants steps along D. Running statistics are those of its own participants, else
       of all clusters.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -46,6 +49,10 @@ from fedtide.transforms.transform import Transform, apply, changed_answer, keep_
 
 FADE = 0.8
 """Factor on the evidence of earlier rounds."""
+LEAST = 0.5
+"""Participants of a cluster at least: one, with room for rounding."""
+TINY = 1e-300
+"""Less than any weight that is not zero."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,8 @@ class Evidence:
 
 
 def pool_updates(
-    totals: Sequence[Any], middle: Weights, share: Tensor, earlier: Evidence | None
-) -> tuple[list[Weights], Evidence, Tensor]:
+    totals: Sequence[Any], middle: Weights, share: Tensor, earlier: Evidence | None, most: float = math.inf
+) -> tuple[list[Weights], Evidence | None, Tensor]:
     """Draw the mean updates of clusters toward their mean.
 
     Args:
@@ -71,16 +78,23 @@ def pool_updates(
         middle: D.
         share: (K,) float64, what each cluster counts for in D; 0 without participants.
         earlier: the evidence of earlier rounds.
+        most: number of participants of all clusters.
 
     Returns:
         The update of each model, the evidence, and b (layers, K), 0 without participants.
     """
-    trained = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
-    got, layers = [mean(totals[k]) for k in trained], layers_of(middle)
-    participants = [totals[k]["delta"].weight / float(means["weight"]) for k, means in zip(trained, got, strict=True)]
-    n, p = torch.tensor(participants, dtype=torch.float64), share[trained] / share.sum()
+    means_of = {k: mean(total) for k, total in enumerate(totals) if total is not None and share[k] > 0}
+    trained = [k for k, means in means_of.items() if means["squares"] is not None and means["weight"] is not None]
+    got, layers = [means_of[k] for k in trained], layers_of(middle)
+    shares = torch.zeros(len(layers), len(totals), dtype=torch.float64)
+    if not trained:
+        return [middle] * len(totals), earlier, shares
+    heavy = [max(float(means["weight"]), TINY) for means in got]
+    participants = [totals[k]["delta"].weight / weight for k, weight in zip(trained, heavy, strict=True)]
+    n = torch.tensor(participants, dtype=torch.float64).clamp(LEAST, 2 * most + 1)
+    p = share[trained] / share.sum()
     far = [Weights({name: d - middle.params[name] for name, d in means["delta"].params.items()}) for means in got]
-    inside = [n[j] * (means["squares"] - squared_lengths(means["delta"])) for j, means in enumerate(got)]
+    inside = [n[j] * (means["squares"].clamp(min=0) - squared_lengths(means["delta"])) for j, means in enumerate(got)]
     outside = [p[j] * squared_lengths(difference) for j, difference in enumerate(far)]
     one = torch.ones(len(layers), dtype=torch.float64)
     within = torch.stack([torch.stack(inside).sum(0), (n - 1).sum() * one], 1)
@@ -88,7 +102,6 @@ def pool_updates(
     between = torch.stack([torch.stack(outside).sum(0), *chance], 1)
     if earlier is not None:
         within, between = within + FADE * earlier.within, between + FADE * earlier.between
-    shares = torch.zeros(len(layers), len(totals), dtype=torch.float64)
     shares[:, trained] = shares_kept(within, between, n)
     factor = {name: row for row, names in zip(shares, layers.values(), strict=True) for name in names}
     updates = [middle] * len(totals)
@@ -157,7 +170,8 @@ class Pooled(Transform):
             totals = parts_of(reply.total)
             sums = [None if part is None else part["delta"] for part in totals]
             share = shares_of(sums, reply, clients, options)
-            updates, evidence, shares = pool_updates(totals, mean_of_all(sums, share), share, evidence)
+            middle, most = mean_of_all(sums, share), len(reply.clients)
+            updates, evidence, shares = pool_updates(totals, middle, share, evidence, most)
             reply = replace(reply, total=with_updates(reply.total, updates, share))
             return reply, Pool(evidence, count), {"apart": float(shares[:, share > 0].mean())}
 
