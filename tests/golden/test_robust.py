@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedtide as ft
-from fedtide.cohorts import Everyone
+from fedtide.cohorts import Everyone, PickedBy
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -125,6 +125,20 @@ def test_liars_are_left_out_from_the_third_round_on():
         w += factor * (4 - w) / 2
         assert float(after_round.inner.weights.params["weight"]) == pytest.approx(w, abs=1e-6)
         assert facts["left_out"] == (m if factor == 1 else 0)
+
+
+def test_a_liar_alone_steps_no_further_than_the_others_did():
+    """From w = 0 the others send 2, which is the median. Alone, the liar sends 1999 and steps by 2."""
+    alone = PickedBy(lambda among, m, moment, rng: among[-1:] if moment.round else among, clients_per_round=10)
+    algorithm = apply(
+        ft.algorithms.fedavg(quadratics.TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=alone), Trusted()
+    )
+    targets = [[4]] * 9 + [[4000]]
+    fleet = quadratics.fleet_of(algorithm, targets)
+    state = algorithm.init(fleet, Rng(0))
+    state = replace(state, inner=replace(state.inner, weights=quadratics.at(0.0)))
+    steps = [float(after.inner.weights.params["weight"]) for after, _ in quadratics.played(algorithm, fleet, state, 3)]
+    assert steps == pytest.approx([2, 4, 6], abs=1e-6)
 
 
 def test_liars_come_to_share_buckets():

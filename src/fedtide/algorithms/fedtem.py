@@ -31,7 +31,8 @@ Choices:
     - ours: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
     - ours: variances are at least `var_floor` times their mean, because dead units of a ReLU would decide everything.
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
-    - ours: ties of saturated posteriors are broken by log-odds, then by id.
+    - ours: ties of saturated posteriors are broken by log-odds, then by id. Clients cut log-odds at `LARGEST`, because a
+      server of real clients refuses larger numbers, and a component may be as far away as a liar says.
     - paper: at inference pi is uniform, and all samples use one branch together (Eq. 5); ours: all samples of a client.
     - ours: for K > 2 participants are assigned at the least cost, and idle branches have the mean of their losses.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).
@@ -68,6 +69,7 @@ from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored
+from fedtide.wire.answer_schema import LARGEST
 
 Selection = Literal["greedy", "sample", "bayes"]
 """A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
@@ -173,7 +175,7 @@ def fedtem(
         gamma, joint = posteriors(z, *mixture)
         own_mean, own_var = moments(z)
         n = torch.tensor(float(len(shard)), dtype=torch.float64)
-        pi, odds = gamma.mean(0), joint.mean(0) - joint.mean(0)[0]
+        pi, odds = gamma.mean(0), (joint.mean(0) - joint.mean(0)[0]).clamp(-LARGEST, LARGEST)
         rows = {"pi": pi, "odds": odds, "mu": own_mean, "var": own_var, "n": n}
         modes = F.one_hot(joint.argmax(1), branches).double().sum(0) / len(shard)
         answer = answer_branch(fitted, k, branches, shard, weighting, lam)

@@ -21,6 +21,7 @@ Choices:
       are not, such as reports by which clients are clustered.
     - ours: a bucket's mean weighs what its clients claim, and buckets have equal weights. The sum weighs as many times
       the median weight as there are buckets.
+    - ours: a rule knows no other round. So one bucket alone is the sum, whatever its clients send.
     - ours: buckets of a round are dealt anew. Each has `bucket` clients or up to twice as many less one; with fewer
       clients there is one.
     - ours: the bound C is learned in each round: the median of the lengths, or of the distances to v. In the paper of

@@ -25,6 +25,8 @@ Choices:
     - ours: sums weigh as many times the median weight of trusted buckets as there are trusted ones.
     - ours: with fewer than three buckets of a model there is nothing to compare, and all are trusted. Lengths are
       compared over all models, so a liar among few is still bounded.
+    - ours: with fewer than three buckets of all models the median length is at most that of the last question with
+      more. So a liar who is alone in a round is bounded, too. Before such a question nothing bounds it.
 """
 
 import math
@@ -60,14 +62,18 @@ SURE = 1.0
 TINY = 1e-12
 """Less than any agreement."""
 FEWEST = 3
-"""Buckets of a model below which nothing is compared."""
+"""Buckets below which nothing is compared."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Faded sums of agreement t and of its squares q: (clients, 2) float32 by id."""
+    """Faded sums of agreement t and of its squares q: (clients, 2) float32 by id.
+
+    length: median length of updates when there were three buckets last, 0 before.
+    """
 
     sums: Tensor
+    length: float = 0.0
 
 
 @ingredient
@@ -98,16 +104,21 @@ class Trusted(Transform):
             return Extended(algorithm.init(fleet, rng), Trust(torch.zeros(int(fleet.clients.max()) + 1, 2)))
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
-            trust, asked, left_out = state.own.sums, 0, 0.0
+            trust, before, asked, left_out = state.own.sums, state.own.length, 0, 0.0
 
             def train(clients: Tensor, payload: Any, **options: Any) -> Reply:
-                nonlocal trust, asked, left_out
+                nonlocal asked
                 asked += 1
 
                 def join(totals: list[list[Tree]], members: list[list[Tensor]]) -> list[Tree]:
-                    nonlocal trust, left_out
+                    nonlocal trust, before, left_out
+                    parts = [total for sums in totals for total in sums]
                     several = any(len(sums) > 1 for sums in totals)
-                    length = median_length([total for sums in totals for total in sums]) if several else math.inf
+                    length = median_length(parts) if several else math.inf
+                    if len(parts) < FEWEST:
+                        length = min(length, before or math.inf)
+                    else:
+                        before = median_length(parts) or before
                     joined = []
                     for sums, buckets in zip(totals, members, strict=True):
                         proof = [float(certainty(trust[ids].sum(0))) for ids in buckets]
@@ -121,7 +132,7 @@ class Trusted(Transform):
                 return ask_buckets(fleet, clients, payload, options, self.bucket, key, join, rank=certainty(trust))
 
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
-            return Extended(inner, Trust(trust)), {**facts, "left_out": left_out}
+            return Extended(inner, Trust(trust, before)), {**facts, "left_out": left_out}
 
         def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
             return algorithm.serve(state.inner, clients)

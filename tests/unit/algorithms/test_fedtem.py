@@ -107,6 +107,13 @@ def test_a_drawn_branch_is_the_same_for_the_same_key_and_as_frequent_as_its_post
         assert sum(drawn) / 200 == pytest.approx(float(own[1]), abs=4 * deviation)
 
 
+@pytest.mark.parametrize("far", [1e9, 2.0**53])
+def test_log_odds_fit_however_far_away_a_component_is(far):
+    work, payload, shard, _, _ = client([0.5, 0.5], mu=((0.0,) * WIDTH, (far,) * WIDTH), selection="greedy")
+    rows = work(payload, None, shard, Moment(0, 10), Rng(0)).rows
+    assert rows["odds"].tolist() == [0.0, -(2.0**53)]
+
+
 def test_the_lowest_of_equals():
     for selection in ("greedy", "bayes"):
         work, payload, shard, _, _ = client([0.5, 0.5], mu=((0.0,) * WIDTH,) * 2, selection=selection)
