@@ -35,11 +35,13 @@ Choices:
     - ours: the E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
     - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without samples
       keeps the uniform mixture.
+    - ours: a Gaussian stays as it was if the mean covariance is not definite, which only lies or noise bring.
     - paper: with one Gaussian it is FedEM, but for the weights of the learners.
 
 The safe form has an anchor (docs/never-worse.md).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +53,7 @@ from fedtide.clusters.rounds import refuse_equal_start, step_models
 from fedtide.cohorts import Arrivals, Cohort, play_rounds
 from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Prediction, Reply, Shard, Slotted, Weighted, mean
 from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite
 from fedtide.fields.types import ModelCount, NonNegative, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Train, Weighting, client_weight
 from fedtide.learn.features import PCA, Features
@@ -155,7 +158,7 @@ def fedgmm(
         state = step_models(state, server, reply.total["delta"])
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, gaussian in enumerate(got["gaussians"]):
-            if gaussian is not None:
+            if gaussian is not None and is_definite(gaussian):
                 mu[k], cov[k] = gaussian["mu"], gaussian["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0)}
@@ -184,6 +187,15 @@ def fedgmm(
     algorithm = Algorithm("fedgmm", init, {"train": train}, round, serve, by_mixture, adapt)
     trained, parts = lambda rows: components * local.samples(rows), {"components": components, "gaussians": gaussians}
     return setup.with_cohort(algorithm, cohort, local, forward, trained, parts)
+
+
+def is_definite(gaussian: Mapping[str, Tensor]) -> bool:
+    """Tell whether "mu" and "cov" are finite, and the covariance is positive definite.
+
+    >>> [is_definite({"mu": torch.zeros(2), "cov": scale * torch.eye(2)}) for scale in (1.0, 0.0, -1.0, torch.inf)]
+    [True, False, False, False]
+    """
+    return all_finite(gaussian) and not int(torch.linalg.cholesky_ex(gaussian["cov"]).info)
 
 
 ENTRY = Entry(

@@ -25,6 +25,7 @@ from fedtide.core.base import Shard, Weighted
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import Flag, Fraction, NonNegative, ingredient
 from fedtide.learn.device import CPU
+from fedtide.wire.answer_schema import LARGEST
 
 __all__ = [
     "WSM",
@@ -468,6 +469,8 @@ def refuse_mean_loss(loss: Any, why: str) -> None:
 def mixture_notes(posteriors: Tensor, joints: Tensor) -> dict[str, Weighted]:
     """Build the part of an answer by which a mixture is watched: mean entropy and mean log-likelihood of its rows.
 
+    A server of real clients refuses larger numbers than `LARGEST`, and a liar may send components that are far away.
+
     Args:
         posteriors: (rows, K).
         joints: (rows, ...) log-joints of components and row.
@@ -475,7 +478,7 @@ def mixture_notes(posteriors: Tensor, joints: Tensor) -> dict[str, Weighted]:
     n = len(posteriors)
     return {
         "entropy": Weighted(torch.special.entr(posteriors).sum(1).mean(), n),
-        "log_likelihood": Weighted(joints.flatten(1).logsumexp(1).mean(), n),
+        "log_likelihood": Weighted(joints.flatten(1).logsumexp(1).mean().clamp(-LARGEST, LARGEST), n),
     }
 
 

@@ -15,11 +15,14 @@ from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
+from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.losses import mixture_notes
 from fedtide.learn.task import Task
 from fedtide.mixtures.feature_gaussians import Random
+from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 from helpers import quadratics
 from helpers.toys import TOY, played, toy
@@ -197,6 +200,32 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
     assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent
     odd = algorithm.works["train"](payload, None, shard_of([2, math.nan, 2]), NOW, KEY)
     assert not math.isfinite(float(odd.total["log_likelihood"].value))  # the fleet refuses and reports such an answer
+
+
+def test_a_gaussian_that_is_none_leaves_the_one_before():
+    experiment = toy("fedgmm", rounds=3)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    def train(*inputs):
+        answer = host.algorithm.works["train"](*inputs)
+        if answer is None:
+            return None
+        sent = answer.total["gaussians"]
+        parts = {
+            k: replace(part, value={"mu": part.value["mu"], "cov": -part.value["cov"]})
+            for k, part in sent.parts.items()
+        }
+        return replace(answer, total={**answer.total, "gaussians": replace(sent, parts=parts)})
+
+    lying = replace(host.algorithm, works={**host.algorithm.works, "train": train})
+    first, *_, last = played(experiment, host=replace(host, algorithm=lying)).steps
+    assert same((last.state.mu, last.state.spread), (first.state.mu, first.state.spread))
+    assert not torch.linalg.cholesky_ex(last.state.spread).info.any()
+
+
+def test_a_likelihood_fits_however_far_away_components_are():
+    joints = torch.full((2, 3), -1e31, dtype=torch.float64)
+    assert float(mixture_notes(torch.ones(2, 1), joints)["log_likelihood"].value) == -(2.0**53)
 
 
 def test_whoever_did_not_answer_counts_as_having_the_mean_of_the_others():
