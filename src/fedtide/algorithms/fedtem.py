@@ -31,8 +31,8 @@ Choices:
     - ours: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
     - ours: variances are at least `var_floor` times their mean, because dead units of a ReLU would decide everything.
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
-    - ours: ties of saturated posteriors are broken by log-odds, then by id. Clients cut log-odds at `LARGEST`, because a
-      server of real clients refuses larger numbers, and a component may be as far away as a liar says.
+    - ours: ties of saturated posteriors are broken by log-odds, then by id. Clients cut log-odds at `LARGEST`,
+      because a server of real clients refuses larger numbers. A component may be as far away as a liar says.
     - paper: at inference pi is uniform, and all samples use one branch together (Eq. 5); ours: all samples of a client.
     - ours: for K > 2 participants are assigned at the least cost, and idle branches have the mean of their losses.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).

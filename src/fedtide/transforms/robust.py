@@ -18,7 +18,7 @@ against many strong liars take `bucket = 1`.
 
 Choices:
     - ours: the sums of training alone are robust, each for itself: updates, losses, counts. Answers to other questions
-      are not, such as reports by which clients are clustered.
+      are not, such as reports by which clients are clustered, nor are values that a method reveals of single clients.
     - ours: a bucket's mean weighs what its clients claim, and buckets have equal weights. The sum weighs as many times
       the median weight as there are buckets.
     - ours: a rule knows no other round. So one bucket alone is the sum, whatever its clients send.
