@@ -456,6 +456,7 @@ def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
             False,
         ),
         ({"shift": {"who": "always"}, "times": 3}, False),
+        ({"shift": {"who": "always"}, "liars": {"share": 0.5, "attack": "absent"}}, False),
     ],
 )
 def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
@@ -464,9 +465,10 @@ def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
         changes.pop("options", {"cohort": {"kind": "uniform", "clients_per_round": 4}}),
         changes.pop("shift"),
     )
+    liars = changes.pop("liars", None)
     experiment = private("fedavg", options=options, **{"distance": None, "noise": "plain"} | changes)
     tables = experiment.model_dump(include={"shift"}) | {"shift": shift}
-    experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), **tables)
+    experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), liars=liars, **tables)
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     plan = plan_of(experiment.wire.privacy, experiment, experiment.method[0], host)
     assert (plan.sampling == Sampling(4, 8)) if sampled else plan.sampling is None
