@@ -25,8 +25,8 @@ Choices:
       clusters.
     - ours: s2 is unknown until a cluster has two participants in a round, and all clusters step along D. So draw at
       least twice as many participants as there are clusters.
-    - ours: clients may lie. So squares are at least 0, and `n_k` is at least 1/2 and at most twice the number of answers,
-      plus 1; honest clients' is. A cluster whose clients weigh nothing steps along D.
+    - ours: clients may lie. So squares are at least 0. `n_k` is at least 1/2, and at most twice the number of answers
+      plus 1, as that of honest clients is. A cluster whose clients weigh nothing steps along D.
     - ours: a cluster without participants steps along D. Running statistics are those of its own participants, else
       of all clusters.
 """
