@@ -79,7 +79,7 @@ def test_each_alarm_is_told_to_a_command_once(alarmed, here, capsys):
     (folder_of(alarmed) / "watch.json").unlink()
     capsys.readouterr()
     assert done("watch", alarmed, "--on-alarm", f"{sys.executable} -c \"import sys; sys.exit('no mail')\"") == 0
-    assert capsys.readouterr().out.count("ended with status 1 no mail; the same command tells it again") == 1
+    assert capsys.readouterr().out.count("ended with status 1 no mail; the alarm is told again with") == 1
     assert not (folder_of(alarmed) / "watch.json").exists()
     assert "found '/nowhere/mail', allowed: a program that can be run" in refused(
         capsys, here, "watch", alarmed, "--on-alarm", "/nowhere/mail"
@@ -122,8 +122,8 @@ def test_it_follows_a_run_until_its_last_round(alarmed, capsys, monkeypatch):
     capsys.readouterr()
     assert done("watch", alarmed, "--follow", "--on-alarm", "false") == 0
     out = capsys.readouterr().out
-    retries = ["it is told again with the next window", "the same command tells it again"]
-    assert re.findall("status 1; (.*)", out) == retries
+    retries = ["the next window", "the next call of this command"]
+    assert re.findall("status 1; the alarm is told again with (.*)", out) == retries
     assert re.findall(r": Window (\d)", out) == ["1", "2", "3", "4", "5"]
     assert "about" in out
 

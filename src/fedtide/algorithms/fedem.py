@@ -38,7 +38,7 @@ from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort, play_rounds
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
-from fedtide.core.sums import with_divisor
+from fedtide.core.sums import replace_divisor
 from fedtide.fields.types import ModelCount, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight
 from fedtide.mixtures.em import Components
@@ -105,7 +105,7 @@ def fedem(
         got = mean(reply.total)
         if normalize_by == "everyone":
             total = reply.total["delta"]
-            got["delta"] = mean(with_divisor(total, max(state.everyone, total.weight)))
+            got["delta"] = mean(replace_divisor(total, max(state.everyone, total.weight)))
         return em.step(state, server, got)
 
     def adapt(payload: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
+from fedtide.core.base import LARGEST, Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
@@ -69,7 +69,6 @@ from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.transforms import Anchored
-from fedtide.wire.answer_schema import LARGEST
 
 Selection = Literal["greedy", "sample", "bayes"]
 """A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""

@@ -136,9 +136,9 @@ def follow_runs(root: Path, runs: Sequence[WatchedRun], screen: Any, *, command:
             printed[one.run.folder], alarmed[one.run.folder] = len(lines), len(alarms)
         if is_new or not page.is_file() or over:
             write_page(root, runs)
-            later = "the same command tells it again" if over or not again else "it is told again with the next window"
+            later = "the next window" if again and not over else "the next call of this command"
             for line in tell_command(runs, command) if command is not None else ():
-                say(f"{line}; {later}", screen)
+                say(f"{line}; the alarm is told again with {later}", screen)
         if over or not again or screen.quiet:
             return page
         time.sleep(LOOK)

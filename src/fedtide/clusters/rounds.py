@@ -32,7 +32,7 @@ from fedtide.core.base import (
 )
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.sums import with_divisor
+from fedtide.core.sums import replace_divisor
 from fedtide.core.trees import map_leaves
 from fedtide.learn import (
     LocalTrainer,
@@ -304,7 +304,7 @@ def step_models(
     steps = [
         (model, memo)
         if total is None or not total.weight
-        else server.step(model, memo, mean(total if normalize_by == "members" else with_divisor(total, everyone)))
+        else server.step(model, memo, mean(total if normalize_by == "members" else replace_divisor(total, everyone)))
         for model, memo, total in zip(state.weights, state.server, sums, strict=True)
     ]
     weights, memos = zip(*steps, strict=True)

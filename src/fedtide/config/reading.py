@@ -353,7 +353,7 @@ def _check(experiment: Experiment, where: str) -> None:
     if experiment.accuracy_over == "clients" and experiment.score != "accuracy":
         raise refused(f"{where}: accuracy_over", "clients", "rows", but)
     if experiment.forgetting is not None and experiment.score != "accuracy":
-        raise refused(f"{where}: forgetting", "a table", "none, because it is lost accuracy", but)
+        raise refused(f"{where}: forgetting", "a table", "none, because forgetting is a loss of accuracy", but)
     if experiment.keep is not None and experiment.keep.by is not None:
         numbers = [experiment.score, *(metric.name for metric in METRICS[1:]), *experiment.metric_units]
         if experiment.keep.by not in numbers:

@@ -134,6 +134,11 @@ class Shard:
         return None if self.fetch_val is None else self.fetch_val()
 
 
+LARGEST = 2**53
+"""Largest number that a server of real clients takes. Whole numbers below it are exact in float64, and squares of such
+numbers are finite in float32, summed too."""
+
+
 @dataclass(frozen=True)
 class Weighted:
     """A value to be summed as weight * value. The client does not multiply: the sum does, in float64."""

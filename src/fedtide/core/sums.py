@@ -112,15 +112,20 @@ def scaled(total: Sum, factor: float) -> Sum:
     return Sum(mul(total.value, factor), total.weight)
 
 
-def with_divisor(total: Sum, weight: float) -> Sum:
-    """A sum of updates whose mean divides by another weight; running statistics still divide by that of its clients.
+def replace_divisor(total: Sum, weight: float) -> Sum:
+    """Divide the mean of updates by another weight, but running statistics by that of the clients, as before.
 
-    Statistics are no step: a part of their change is a part of the way to the clients' means.
+    Statistics are no step: a part of their change would lead only a part of the way to the clients' means. A sum of no
+    weight stays one, so it has no mean.
 
     >>> from fedtide.core.base import mean
-    >>> update = mean(with_divisor(Sum(Weights({"w": torch.tensor(6.0)}, {"mean": torch.tensor(6.0)}), 2.0), 3.0))
+    >>> update = mean(replace_divisor(Sum(Weights({"w": torch.tensor(6.0)}, {"mean": torch.tensor(6.0)}), 2.0), 3.0))
     >>> update.params["w"].item(), update.buffers["mean"].item()
     (2.0, 3.0)
+    >>> mean(replace_divisor(Sum(Weights({}), 0.0), 3.0)) is None
+    True
     """
     update: Weights = total.value
+    if not total.weight:
+        return total
     return Sum(Weights(update.params, mul(update.buffers, weight / total.weight)), weight)

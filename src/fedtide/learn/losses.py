@@ -21,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.base import Shard, Weighted
+from fedtide.core.base import LARGEST, Shard, Weighted
 from fedtide.core.errors import FedtideError, refused
 from fedtide.fields.types import Flag, Fraction, NonNegative, ingredient
 from fedtide.learn.device import CPU
-from fedtide.wire.answer_schema import LARGEST
 
 __all__ = [
     "WSM",

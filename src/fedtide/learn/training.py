@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.core.base import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.rng import Rng
-from fedtide.core.sums import with_divisor
+from fedtide.core.sums import replace_divisor
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.weights import squared_lengths
 from fedtide.learn.device import CPU, to_cpu
@@ -175,7 +175,7 @@ def fair_totals(total: Any) -> Any:
     step, h = total["delta"], total["h"].value
     if not h or not step.weight:
         return {**total, "delta": replace(step, weight=0.0)}
-    return {**total, "delta": with_divisor(step, h)}
+    return {**total, "delta": replace_divisor(step, h)}
 
 
 def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any]:

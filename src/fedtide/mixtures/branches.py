@@ -287,6 +287,11 @@ def step_trained(
     return server.step(weights, memo, Weights(params, delta.buffers))
 
 
+def map_branches(changes: Mapping[str, Tensor], function: Callable[[Tensor, int], Tensor]) -> dict[str, Tensor]:
+    """Apply a function of (change, branch) to the changes of branches; those of shared layers stay."""
+    return {name: value if (k := branch_of(name)) is None else function(value, k) for name, value in changes.items()}
+
+
 def divide_branches(changes: Mapping[str, Tensor], shares: Tensor) -> dict[str, Tensor]:
     """Divide the mean change of each branch over all participants by the share (K,) that trained it, if any did.
 
@@ -295,8 +300,7 @@ def divide_branches(changes: Mapping[str, Tensor], shares: Tensor) -> dict[str, 
     {'head.copies.1.w': tensor(8.), 'trunk.w': tensor(2.)}
     """
     divisor = torch.where(shares > 0, shares, 1.0)
-    branch = {name: branch_of(name) for name in changes}
-    return {name: change if (k := branch[name]) is None else change / divisor[k] for name, change in changes.items()}
+    return map_branches(changes, lambda change, k: change / divisor[k])
 
 
 def keep_chosen(delta: Weights, shares: Tensor) -> Weights:
@@ -305,16 +309,8 @@ def keep_chosen(delta: Weights, shares: Tensor) -> Weights:
     Weight decay moves the others, too, and all branches see all rows. So running statistics of a branch count in
     proportion to the share (K,) of the rows that chose it.
     """
-    branch = {name: branch_of(name) for name in (*delta.params, *delta.buffers)}
-    params = {
-        name: torch.zeros_like(change) if (k := branch[name]) is not None and shares[k] == 0 else change
-        for name, change in delta.params.items()
-    }
-    buffers = {
-        name: change if (k := branch[name]) is None else change * float(shares[k])
-        for name, change in delta.buffers.items()
-    }
-    return Weights(params, buffers)
+    params = map_branches(delta.params, lambda change, k: change if shares[k] else torch.zeros_like(change))
+    return Weights(params, map_branches(delta.buffers, lambda change, k: change * float(shares[k])))
 
 
 def train_branch(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core import codec
-from fedtide.core.base import Scores, Slotted
+from fedtide.core.base import LARGEST, Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
@@ -19,7 +19,7 @@ from fedtide.remote import messages
 from fedtide.remote.asks import ANSWERED, LOST, REFUSED
 from fedtide.remote.messages import Response
 from fedtide.remote.node import COLUMNS
-from fedtide.wire.answer_schema import LARGEST, Schema, misfit
+from fedtide.wire.answer_schema import Schema, misfit
 from fedtide.wire.masks import SEED
 from fedtide.wire.pipeline import Wire
 

@@ -123,7 +123,7 @@ def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
     noise = s2[:, None] / n
     # Without a second participant anywhere nothing is known about s2.
     is_known = (within[:, 1] > 1e-9)[:, None] & (tau2[:, None] > 0)
-    return torch.where(is_known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=1e-300), 0.0)
+    return torch.where(is_known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=TINY), 0.0)
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,12 @@ class Trusted(Transform):
                     nonlocal trust, before, left_out
                     parts = [total for sums in totals for total in sums]
                     several = any(len(sums) > 1 for sums in totals)
-                    length = median_length(parts) if several else math.inf
-                    if len(parts) < FEWEST:
-                        length = min(length, before or math.inf)
-                    else:
-                        before = median_length(parts) or before
+                    usual = median_length(parts)
+                    length = usual if several else math.inf
+                    if len(parts) >= FEWEST:
+                        before = usual or before
+                    elif before:
+                        length = min(length, before)
                     joined = []
                     for sums, buckets in zip(totals, members, strict=True):
                         proof = [float(certainty(trust[ids].sum(0))) for ids in buckets]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.base import Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
+from fedtide.core.base import LARGEST, Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
 from fedtide.core.codec import pieces
 from fedtide.core.errors import FedtideError, printable, shown
 from fedtide.core.rng import Rng
@@ -28,9 +28,6 @@ LEAF = 150
 
 KNOWN = 100
 """How many schemas are kept."""
-
-LARGEST = 2**53
-"""Whole numbers below this size are exact in float64; squares of numbers below it are finite in float32, summed too."""
 
 
 @dataclass(frozen=True)
