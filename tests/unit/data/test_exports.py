@@ -14,6 +14,7 @@ from pyarrow import parquet
 import fedtide as ft
 from fedtide.data.sources import CSV
 from fedtide.data.sources.cells import seconds_of
+from fedtide.data.sources.table_files import read_names
 from fedtide.inspection.findings import inspect_table
 from fedtide.inspection.table import Roles, Table, read
 from helpers.exports import ROWS, Export, every, planted, write
@@ -527,3 +528,8 @@ def test_the_study_of_an_export_reads_the_same_rows(tmp_path, date, also):
     assert [rows.client_names[number] for number in rows.client.tolist()] == table.client.tolist()
     assert rows.time.tolist() == table.time.tolist()
     assert [rows.label_names[number] for number in rows.y.tolist()] == table.label.tolist()
+
+
+def test_a_line_that_names_the_separator_is_no_header_of_two_columns(tmp_path):
+    (tmp_path / "t.csv").write_text("sep=;\nwhen;label\n2018-01-01;2\n2018-01-02;3\n")
+    assert read_names(tmp_path / "t.csv") == ["when", "label"]

@@ -329,7 +329,7 @@ def _read_header(path: Path, spelling: Spelling) -> _Header:
     _, width = _fit(body, separator)
     while width > 2 and skipped < len(text) and _width(text[skipped], separator) < 2:
         skipped += 1  # titles
-    if skipped and skipped < len(text) and _width(text[skipped - 1], separator) == _width(text[skipped], separator) > 1:
+    if begin < skipped < len(text) and _width(text[skipped - 1], separator) == _width(text[skipped], separator) > 1:
         skipped -= 1  # the names begin with the mark of a comment
     rows = csv.reader(text[skipped:], delimiter=separator)
     blank, names = next(((number, row) for number, row in enumerate(rows) if any(map(str.strip, row))), (0, []))
