@@ -7,8 +7,6 @@ process, in turns alone and beside the other. And two workers, whose sums are ad
 nobody else playing: the turns of `rounds.py` find their caches full of others' numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import time

@@ -10,8 +10,6 @@ divide their rows among K whole models, and Fielding, whose clients train one of
 reported, never asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Collection

@@ -6,8 +6,6 @@ Each point is a process of its own. Clients are of two kinds: "shared" ones hold
 pictures, "generated" ones 50 rows that are made when they are asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

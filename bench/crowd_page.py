@@ -1,7 +1,5 @@
 """Sections of the page about crowds, clients that keep much, and precision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

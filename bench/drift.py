@@ -8,8 +8,6 @@ number each) where it clusters anew. Beside the time on the clock is the least p
 which other processes do not lengthen. Speed is reported, never asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

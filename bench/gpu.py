@@ -6,8 +6,6 @@ pfl has to be importable, with the torch that finds the GPU. All contenders hold
 the largest difference of a weight after one round in which each client has all its rows in one batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import time

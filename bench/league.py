@@ -13,8 +13,6 @@ after the other, or of all of them in one stack. The network and the clients are
 by a quarter. Speed is reported, never asserted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """A node's worker without torch that sends back what it gets; or many nodes in one process, for bench/messages.py."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from multiprocessing.connection import Connection

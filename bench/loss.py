@@ -6,8 +6,6 @@ The three take turns. Cross-entropy against itself says how much of a difference
 asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

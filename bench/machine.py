@@ -1,7 +1,5 @@
 """What a line of results says about the machine, and the memory of processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ the processor, in one thread. Messages are not sent: over Flower each of them ta
 asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

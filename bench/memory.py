@@ -6,8 +6,6 @@ The run is killed in its last round and goes on with `fedtide resume`. It needs 
 the disk, 29 GB by default, and removes what it wrote.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -8,8 +8,6 @@ says, in an environment of its own (`make flower` makes one). Flower
 starts Python anew for each question and looks for messages every few seconds; ours keeps a stream and a worker.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

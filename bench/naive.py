@@ -1,7 +1,5 @@
 """Federated averaging as everyone first writes it in plain torch: the yardstick of the benchmarks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

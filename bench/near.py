@@ -7,8 +7,6 @@ seconds of the processor count, as the disk's are not ours: nodes flush memory t
 clients keep lies in files as in a run, in the simulation too; "ram" is a simulation that keeps it in RAM.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

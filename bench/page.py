@@ -3,8 +3,6 @@
 python bench/page.py [--results bench/results.jsonl] [--page docs/performance.md]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

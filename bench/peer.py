@@ -1,7 +1,5 @@
 """Other frameworks on our works: processes of their own environments, which `peers/make.py` makes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

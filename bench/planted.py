@@ -12,8 +12,6 @@ accuracy that is estimated without labels has to be that of the world. `--keep` 
 docs/results/planted/COMMAND.json, which the documentation shows.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

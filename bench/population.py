@@ -3,8 +3,6 @@
 python bench/population.py [--clients 1000000] [--rounds 200] [--model small-cnn] [--out bench/results.jsonl]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -3,8 +3,6 @@
 python bench/precision.py [--seeds 5] [--rounds 60] [--model cnn] [--out bench/results.jsonl]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -5,8 +5,6 @@ python bench/report.py [--clients 3400] [--rounds 300] [--every 4] [--profile] [
 The records are those of a real run of a small model, which is played first and takes longer than what is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import pstats

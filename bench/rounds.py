@@ -7,8 +7,6 @@ are those that `make bench-peers` has installed. Every contender first plays one
 which its weights must be those of the naive loop. Processor time is that of all processes of a contender in its rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

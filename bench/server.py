@@ -5,8 +5,6 @@ python bench/server.py [--repeats 40] [--networks cnn,small-cnn] [--out bench/re
 Clients have answered before the clock starts: a fleet hands out a prepared reply. Speed is reported, never asserted.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ Time is processor time of one thread, in local training as clients do it one by 
 are not measured again, except with `--all`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -9,8 +9,6 @@ read them as shares, not as seconds. What torch does not see is Python's own tim
 Small convolutions are products with shifted lines of pictures, copied before and added up after; these are apart.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

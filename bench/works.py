@@ -3,8 +3,6 @@
 The data are random pictures made from a seed, so no files are needed, and any process can make the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -7,8 +7,6 @@ unless its data are not here. Of `sh` the lines that start with `fedtide` are ru
 Examples of the reference are doctests of the package, and run with its tests.
 """
 
-from __future__ import annotations
-
 import doctest
 import io
 import os

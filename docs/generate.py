@@ -7,8 +7,6 @@ registry, laws from `fedtide.laws`, results from docs/results, published numbers
 papers from docs/papers.toml. A test compares the pages with what this makes.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

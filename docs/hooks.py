@@ -4,8 +4,6 @@ A notebook whose metadata name a module that it `needs` is not run where that is
 showed when it was written.
 """
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that)."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

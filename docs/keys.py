@@ -1,7 +1,5 @@
 """The keys of an experiment file as tables: types, ranges and defaults from the code, meanings from docstrings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

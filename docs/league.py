@@ -3,8 +3,6 @@
 Ranks are compared by scikit-posthocs, which only the drawing needs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

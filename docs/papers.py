@@ -1,7 +1,5 @@
 """The page of papers: the command for every table and figure, and what was found (docs/papers.toml, docs/results)."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Claims over all their seeds, seeds that would decide an open one, and why another does not hold (docs/why.toml)."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

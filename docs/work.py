@@ -5,8 +5,6 @@ training before evaluations, of ways to personalize. Evaluation itself and quest
 docs/rows.toml has the rows of published data, docs/steps.json the measured time of a sample (bench/steps.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Checks names and sentences by the rules of CONTRIBUTING ("Words"): python scripts/check_prose.py PATH ..."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -6,8 +6,6 @@ MINUTES is how long the command took by the clock, on this machine with nothing 
 the page, for example where a claim needs an explanation. `docs/recipes.md` shows the tables.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Versions are the newest that pyproject.toml allows, for Python 3.11 and newer on
 Python Package Index; pip refuses a file that has another one. No address of an index is written: pip asks its own.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -10,8 +10,6 @@ rounding alone. With `--minutes` no run begins after so long. `--keep` writes wh
 with other seeds into docs/results/fresh. FOLDER/changes.md tells the changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

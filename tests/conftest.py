@@ -1,7 +1,5 @@
 """Shared by all tests: one pool of worker processes, one torch thread."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

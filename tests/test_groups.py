@@ -1,7 +1,5 @@
 """Groups of tests are played by one process each, as they share what is dear to make."""
 
-from __future__ import annotations
-
 import pytest
 
 

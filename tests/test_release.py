@@ -1,7 +1,5 @@
 """What a release is made of: the files of the wheel and of the source distribution, the pins, and what cites it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The models of the works in plain torch, with the names of Fedtide's layers; and what torch peers share."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

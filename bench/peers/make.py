@@ -4,8 +4,6 @@ An environment takes minutes and, with torch, about a gigabyte. One that is ther
 have it made again. Beside it a file `made` says what was installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

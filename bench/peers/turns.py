@@ -8,8 +8,6 @@ A peer is started as `python with_NAME.py JOB.npz THREADS`. It reads lines and a
 and ends when the input ends. Nothing of Fedtide is imported here or in the peers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@
 many threads as XLA likes; "pmap" is several at once, one on each of as many devices as there are threads.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

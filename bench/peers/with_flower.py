@@ -1,7 +1,5 @@
 """Flower's simulation as its quickstart for torch uses it: `FedAvg`, a `ClientApp` with `train`, one core a client."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

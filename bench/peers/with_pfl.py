@@ -4,8 +4,6 @@ With two threads or more the better of its two ways is up to the driver: `torchr
 then divides each cohort among them. The first one talks to the driver and tells the others when a round begins.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

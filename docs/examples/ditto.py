@@ -18,8 +18,6 @@ Choices:
     an order of its own. A client that was never asked is served by the global model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -16,8 +16,6 @@ Choices:
     nothing. Running statistics move like parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

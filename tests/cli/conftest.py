@@ -1,7 +1,5 @@
 """Shared by tests of commands: an empty folder to work in, and reports without pictures, which take the longest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mistakes through the command line: one line, exit status 2, and not a byte is written or changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

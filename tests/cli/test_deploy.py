@@ -1,7 +1,5 @@
 """Real clients, as a person types the commands: a site, its tickets, a node that looks before it joins."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

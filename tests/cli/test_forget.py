@@ -1,7 +1,5 @@
 """`fedtide forget`: a run folder is played again as if a client had never taken part."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Forgetting as a person measures it: a table in the file, maps in the report, one line for every mistake."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that are killed or interrupted at any moment: `fedtide resume` leaves what an undisturbed run leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A run of a pretrained model with adapters, used elsewhere: `fedtide export --format peft` and `fedtide predict`."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """`fedtide recommend` as a person types it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -3,8 +3,6 @@
 What else is in it is read as what it should be, or refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Models of a run for use outside of it: `fedtide export` and `fedtide predict`."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

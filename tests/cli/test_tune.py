@@ -1,7 +1,5 @@
 """`fedtide tune` as a person types it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

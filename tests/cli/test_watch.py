@@ -1,7 +1,5 @@
 """`fedtide watch` as a person types it: windows, alarms, the page, and a command for each alarm."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

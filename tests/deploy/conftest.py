@@ -1,7 +1,5 @@
 """How many kills a run with real processes is to bear: `make deployed DEPLOYED="-k kills --kills 50"`."""
 
-from __future__ import annotations
-
 import pytest
 
 

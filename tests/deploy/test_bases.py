@@ -1,7 +1,5 @@
 """Real processes with a pretrained base of their own give the adapters of a simulation, bit for bit, kills or not."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

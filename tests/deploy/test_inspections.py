@@ -1,7 +1,5 @@
 """Inspections and tournaments on real processes whose server is killed between questions have the simulation's bits."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

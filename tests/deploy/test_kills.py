@@ -1,7 +1,5 @@
 """One run, many kills: whatever dies, and whenever, the weights at the end are those of the simulation."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

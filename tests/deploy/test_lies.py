@@ -1,7 +1,5 @@
 """A node that is let in and sends what it should not: its answers do not count, and nobody else feels it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

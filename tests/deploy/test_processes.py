@@ -1,7 +1,5 @@
 """Faults of real clients, with processes of their own on the loopback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Real processes give the results of a simulation, bit for bit, kills or not."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Studies with real processes in which disks are full, nodes are slow or new, and the server of private sums dies."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

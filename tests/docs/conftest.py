@@ -1,7 +1,5 @@
 """Modules of the documentation, which are no package."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

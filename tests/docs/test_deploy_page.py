@@ -1,7 +1,5 @@
 """The page on real clients: its commands are those of this version, and what it shows can be done."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of the league: its numbers by hand, on two worlds of two seeds."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

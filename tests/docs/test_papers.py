@@ -1,7 +1,5 @@
 """The page of papers: every command is one that can be given."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page on reliability: its table of commands that run code which a configuration names."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

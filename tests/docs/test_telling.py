@@ -1,7 +1,5 @@
 """What an open claim needs, and why another one does not hold."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of `deploy/`: what units of systemd and containers run are commands of this version, and how they end."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

@@ -4,8 +4,6 @@
 test is named by its seed, so that `pytest tests/faults -k NAME --tries N --faults-seed S` plays a failure again.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator

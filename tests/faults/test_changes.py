@@ -1,7 +1,5 @@
 """One change to one file of a run folder: it is named in one line, or the result is the right one."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 Commands and their arguments are those of the parser, so that a new command is played by itself.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

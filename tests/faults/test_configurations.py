@@ -1,7 +1,5 @@
 """Configurations with one wrong value: a line that names the key, or a configuration that is one."""
 
-from __future__ import annotations
-
 import copy
 import random
 import tomllib

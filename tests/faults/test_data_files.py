@@ -1,7 +1,5 @@
 """Damaged data files: one line that names the file, or rows that are rows; never a traceback, a hang or much memory."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -5,8 +5,6 @@ second in which an interpreter starts would find nothing. Kills of commands whos
 them are in tests/cli/test_killed.py.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,8 +1,6 @@
 """kill -9 of commands that change a site or a run folder, before each change of a file: the same command ends what was
 begun, and what is left is what an undisturbed one leaves."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter

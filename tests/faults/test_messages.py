@@ -1,7 +1,5 @@
 """Messages and answers of strangers, valid ones with a change: refused in one line or right, never another error."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

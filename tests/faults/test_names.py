@@ -1,7 +1,5 @@
 """Names that are markup, code or control characters somewhere: shown as they are, and never obeyed."""
 
-from __future__ import annotations
-
 import html
 import random
 from collections import Counter

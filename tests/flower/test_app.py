@@ -1,7 +1,5 @@
 """The app that `fedtide deploy --flower` writes, and what its code may import; nothing here needs Flower."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from importlib.metadata import version

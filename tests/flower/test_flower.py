@@ -1,7 +1,5 @@
 """A study on a person's own SuperLink with TLS and three SuperNodes has the bits of the simulation."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

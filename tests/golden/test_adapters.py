@@ -1,7 +1,5 @@
 """Adapters beside plain transformers and PEFT: a round of FedAvg, the logits of what is exported, ignored labels."""
 
-from __future__ import annotations
-
 import copy
 import math
 

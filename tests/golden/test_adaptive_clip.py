@@ -5,8 +5,6 @@ the quantile 3/4 the next bound is 1 * 2^-(1/2 - 3/4) = 2^(1/4), which two of fo
 2. Now three are within, the share is the quantile, and the bound stays.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Adaptive-FedAvg: derived by hand on two quadratics, and against a naive implementation in float64."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

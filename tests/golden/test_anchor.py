@@ -1,7 +1,5 @@
 """The anchor of methods with several models: FedAvg's model, and its weight by hand from validation rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -14,8 +14,6 @@ the mixed gradient (2 + 1) / 2 after the steps; alpha = 1/2 - 1/2 (3/4 + 0.01) =
 0.12 * 1 + 0.88 * 1/2 = 0.56.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

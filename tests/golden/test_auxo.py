@@ -1,7 +1,5 @@
 """Auxo by pencil and paper, on the quadratics: a client with target y sends (y - w) / 2, which is all of its sketch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

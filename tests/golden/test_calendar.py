@@ -1,7 +1,5 @@
 """Windows of wall-clock time, what is held in them, and test-then-train scores, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """CDA-FedAvg: its detector and its memory by hand, and against a naive implementation in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

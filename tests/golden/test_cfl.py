@@ -1,7 +1,5 @@
 """CFL by pencil and paper, on the quadratics: a client with target y sends (y - w) / 2, so that w goes half the way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

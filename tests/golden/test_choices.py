@@ -9,8 +9,6 @@ A network of three tokens looks at the last token alone. The next one is 0, 1 or
 After the prompt 2 1 the answer 2 has 3/4. The answer 2 0 1 has 3/4 * 1/2 * 1/2 = 3/16. The answer 1 1 1 has 1/8^3.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

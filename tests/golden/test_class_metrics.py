@@ -8,8 +8,6 @@ Five rows, two classes; p of class 1 is .9 .6 .3 where it is the label, .5 .2 wh
 those turned around, the same. Log-odds are 2.2, 0.4, -0.85, 0.0, -1.4, all in bins of their own, so it is exact.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

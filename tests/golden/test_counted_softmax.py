@@ -4,8 +4,6 @@ Calibrated by tau = 1 the logits are lowered by 16^(-1/4) = 1/2 and 1^(-1/4) = 1
 third logit is zero.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

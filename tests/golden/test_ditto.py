@@ -12,8 +12,6 @@ Round 1, pulled towards w = 5/2. Client 0: 3/8 - 1/2 (3/8 + 1/2 (3/8 - 20/8)) = 
 1/2 (-21/32 + 1/2 * 27/32) = 443/128.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

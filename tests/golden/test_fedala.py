@@ -5,8 +5,6 @@ W = 1/2, and receives w = 1: v^ = 3 + (1 - 3) / 2 = 2 with gradient 2. With eta 
 * (1 - 3) = 3/4, so v^ = 3 - 3/2 = 3/2. A step of 1/2 ends at 3/4: the update is 3/4 - 1 = -1/4.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

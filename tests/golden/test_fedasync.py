@@ -1,7 +1,5 @@
 """FedAsync: derived by hand on two quadratics, and against a naive event loop in float64."""
 
-from __future__ import annotations
-
 import copy
 import math
 

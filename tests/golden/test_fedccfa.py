@@ -9,8 +9,6 @@ The alignment with anchors (2, 0) and (0, 1), of a third class none, temperature
 of class 1, and 0 if it is of class 2.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 

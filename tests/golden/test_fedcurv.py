@@ -9,8 +9,6 @@ Round 1 from 3/2: client 0 is pulled by 2/4 * 9/4 (3/2 - 5/2) = -9/8, so that it
 Client 1 is pulled by 2/4 * 1/4 (3/2 - 1/2) = 1/8: -5/2 + 1/8 = -19/8: to 43/16. w = 2.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -5,8 +5,6 @@ concept B with d < 0; what is right for one is all wrong for the other. In one r
 turns the sign of d.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

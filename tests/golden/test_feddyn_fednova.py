@@ -13,8 +13,6 @@ a = 1. Client 1: 5/2, 13/4, 29/8, update 21/8, a = 3. With p = (1/4, 3/4): sum p
 -1/8 + 21/32 = 17/32, w = 1 + 5/2 * 17/32 = 149/64. Equally: 2 * (-1/4 + 7/16) = 3/8.
 """
 
-from __future__ import annotations
-
 import copy
 
 import pytest

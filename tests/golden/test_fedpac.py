@@ -12,8 +12,6 @@ last is below a thousandth, and the others are 3/4 and 1/4.
 The pull of z = (1, 3) to (0, 1) with strength 2: 2 (1 + 4) / 2 = 5.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import combinations
 

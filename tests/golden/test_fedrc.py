@@ -1,7 +1,5 @@
 """FedRC: derived by hand on two rows, and against a naive implementation in numpy float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

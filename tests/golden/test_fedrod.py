@@ -12,8 +12,6 @@ Client 1 has four rows of class 0. Balanced softmax: (1, 0), no gradient. P: (3/
 By rows, 4 and 4, half of client 0's update counts: G = (log 3 - 1/8, 1/8), and u = 1 - log(3) / 8.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import OrderedDict

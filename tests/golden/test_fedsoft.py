@@ -4,8 +4,6 @@ By hand: two classes, x = 1. Center 0 has the weights (log 3, 0) and says (3/4, 
 holds classes 0, 0, 0 and 1, client 1 holds class 1. So u_0 = (3/4, 1/4) and u_1 = (sigma, 1).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 

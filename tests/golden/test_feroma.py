@@ -9,8 +9,6 @@ two such rows. The first client has (1 - c, 0, 1 - c, 0), the second (2 - c, 0, 
 (0, 0, 1, 1) and (1, 0, 0, 0), whatever c is, because 1 - c > -1: the least number is 0, the range 1.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from dataclasses import replace

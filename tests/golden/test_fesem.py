@@ -3,8 +3,6 @@
 And against plain loops in numpy: softmax regression, float64, 30 rounds, to 1e-8.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

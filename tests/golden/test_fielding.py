@@ -1,7 +1,5 @@
 """Fielding by hand: what moves, what is clustered anew, and fair aggregation within clusters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,8 +3,6 @@
 Clients 0 to 5 hold r = 0, 1/4, 1/4, 3/4, 3/4, 1.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

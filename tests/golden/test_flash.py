@@ -1,7 +1,5 @@
 """Flash: its step and its early stop by hand, and against a naive implementation in float64."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

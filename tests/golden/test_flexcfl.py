@@ -1,7 +1,5 @@
 """FlexCFL by pencil and paper: a client with target y goes half the way to it with every step, from w0 = 1."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

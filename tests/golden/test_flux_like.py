@@ -4,8 +4,6 @@ A client whose rows are x = 1, y = 0 sends w / 2, and one whose rows are x = 2, 
 are (0, 0, 1, 1) and (1, 0, 0, 0) if both are there.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

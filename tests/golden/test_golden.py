@@ -1,7 +1,5 @@
 """Golden values, derived by hand on two quadratics (see quadratics.py) before the algorithms were written."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace

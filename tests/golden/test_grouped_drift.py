@@ -15,8 +15,6 @@ dealt in turn from the groups before, one label each: group 2 gets label 0 and g
 are four groups, and a client that moves goes to one of three others.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ has two rows of class 0, clients 1 and 2 a row of class 1 each: client 0 fits mo
 gradient of a row is the prediction minus one-hot: (-1/4, 1/4) for client 0 and (1/4, -1/4) for the others.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

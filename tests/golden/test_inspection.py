@@ -1,7 +1,5 @@
 """Statistics of an inspection, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

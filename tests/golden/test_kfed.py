@@ -1,7 +1,5 @@
 """k-FED: the server's round and local k-means by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

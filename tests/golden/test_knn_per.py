@@ -6,8 +6,6 @@ of them vote. For x = 0 they weigh exp(0) = 1 and exp(-ln 3) = 1/3: votes 3/4 an
 label 1 lambda is 0. Each class has a millionth of a vote.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

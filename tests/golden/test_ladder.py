@@ -1,7 +1,5 @@
 """The decision rule of a tournament, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Perplexity and bits per byte of guesses that are made by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

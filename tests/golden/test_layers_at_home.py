@@ -5,8 +5,6 @@ gradient by h is (h u - y) u, and by u it is (h u - y) h. Client 0 has one row w
 y = 4. All begin with u = h = 1 and take one step of 1/2 on all rows.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

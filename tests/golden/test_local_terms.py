@@ -14,8 +14,6 @@ features are (1, 0), those of the last own model (0, 1): cosines 1 and 0. With t
 gradient is mu / tau * 1/4 * (0, 1) = mu log 3 / 4 * (0, 1), which is (0, 1) for mu = 4 / log 3.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -5,8 +5,6 @@ The sum is 2 + stream(b_1) + stream(b_2), so with b_1 and b_2 it is 2. Where a t
 clients 1 and 2 also have stream(s_13) and stream(s_23) on them, which they show.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -4,8 +4,6 @@ It shares no code with the package but the population (who is there, who holds w
 from the same keys: everything else is written out with modules, optimizers and state dicts.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -5,8 +5,6 @@ autograd alone takes the derivatives. It shares no code with the package but the
 what), the modules that initial weights are drawn with, and the keys of shuffles, exploration and held-back rows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import count

@@ -3,8 +3,6 @@
 Partitions are found by trying all, directions by the singular value decomposition, linkage pair by pair.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The naive rounds of FedEM, pFedEM and FedGMM by pencil and paper: two rows, two components."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

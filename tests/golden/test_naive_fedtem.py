@@ -3,8 +3,6 @@
 It shares no code with the package but the population (who is there, who holds what) and the keys of the shuffles.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -4,8 +4,6 @@ Every four rounds some clients change group and some draw other shares of labels
 them are dealt to new groups that cut across the old ones, so that everybody is clustered anew.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """pFedEM, FedGMM and FedEM with whole models against naive numpy in float64: models and blends to 1e-8."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

@@ -4,8 +4,6 @@ Gradients by hand, explicit loops; weights, control variates and losses of 12 ro
 package but the population (who is there, who holds what) and the keys of the shuffles.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Baselines without a federation: each client alone, and all rows in one place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

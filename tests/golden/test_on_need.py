@@ -13,8 +13,6 @@ With rise = 0.2 and patience = 2 the level is 1/4 in round 0; round 1 is the fir
 is 0.455; rounds 3 and 4 are without a rise. So rounds 0 to 3 train, and w stays -13/32 from round 4 on.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

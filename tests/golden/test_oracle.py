@@ -1,7 +1,5 @@
 """The oracle by hand: FedAvg inside each true group, and a model for each group that comes later."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

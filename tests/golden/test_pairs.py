@@ -9,8 +9,6 @@ The words are tokens of their own: sun 4, moon 5, day 6, is 8, up 9; the mark of
 So 5 tokens count. Letters of `up`, `day` and `up` are 2 + 3 + 2 = 7 bytes, and the marks have none.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -6,8 +6,6 @@ then two: w~ = 5/2 with gradient -3/2, w_1 = 1 + 3/4 = 7/4. By rows 1 and 3, w =
 Clients are judged after one step more: 3/2 - 3/4 = 3/4 and 3/2 + 5/4 = 11/4.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -9,8 +9,6 @@ Batch 2: theta = 3/8 - 1/2 (3/8 + 1/2 (12/32 - 27/32)) = 39/128, then 39/128 - 1
 theta = 4 - 3 * 147/512, w_1 = 4 - 3 * 1443/2048. By rows 1 and 3, w = (12 - 8 * 1443/2048) / 4 = 1629/1024.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -15,8 +15,6 @@ s2 = (0.8 * 4 + 0) / (0.8 * 2 + 0) = 2 and tau2 = (0.8 * 9 + 9 - 2 (0.8 / 4 + 1/
 b = tau2 / (tau2 + 2). After a new clustering tau2 = (9 - 2 / 2) / (1/2) = 16.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -12,8 +12,6 @@ no client is asked, and the candidates themselves take part. A candidate that do
 not picked.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, partial

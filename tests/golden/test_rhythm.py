@@ -1,7 +1,5 @@
 """The rhythm of a population by hand: the slowest direction, the gain of a period, what cycles tell of one another."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ The loss of a client is (w - y)^2 / 2, and w begins at 0. With a step of 1/2 cli
 with y = 0, 2, 4, 8, 40 send 0, 1, 2, 4, 20.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

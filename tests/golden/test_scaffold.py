@@ -4,8 +4,6 @@ The gradient of client 0 is w, that of client 1 w - 4; both do two steps of 1/2 
 row and client 1 three. Means are uniform unless said otherwise, and the joint optimum is 2.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.algorithms.fedavg import fedavg

@@ -1,7 +1,5 @@
 """Plural semi-cyclic SGD: its models of blocks by hand, and against FedAvg."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -12,8 +12,6 @@ the mean of the two), and heads by 2 and -4. In the next round, with momentum 0.
 trunk moves by 0.5 * 2 + 4 = 5 to 7 in both models, B's head by 0.5 * -4 + 2 = 0; A's head and its momentum stay.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

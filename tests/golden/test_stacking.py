@@ -1,7 +1,5 @@
 """Weights of stacked models: fixed points of EM by hand, and the mixture of a client of adaptive expert models."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

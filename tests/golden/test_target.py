@@ -3,8 +3,6 @@
 Numbers: known values 2, 4, 6, 8 have mean 5 and standard deviation sqrt(5) (squares of -3, -1, 1, 3 sum to 20).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

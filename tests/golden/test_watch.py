@@ -3,8 +3,6 @@
 Windows have two classes and no inputs, if nothing else is said. Their confidences are few, so that sums are short.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

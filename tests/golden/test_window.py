@@ -1,7 +1,5 @@
 """The window by hand: two rows at 1 and -1, whose labels the concept B swaps."""
 
-from __future__ import annotations
-
 import torch
 
 from fedtide.algorithms.fedavg import fedavg

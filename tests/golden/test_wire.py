@@ -10,8 +10,6 @@ Two clients and IFCA's kind of answer: an update of two numbers for one of two m
     sum       1    -2    2       3    1    1        0.5   2
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

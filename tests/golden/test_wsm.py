@@ -4,8 +4,6 @@ The first has the fractions (3/4, 1/4, 0). The loss of a row is the cross-entrop
 the fractions, so that the softmax of z is (3 e^z0, e^z1, 0) / (3 e^z0 + e^z1).
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A fleet whose clients answer what they are told to: for the server's half of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,13 +1,11 @@
 """What lies between a node and its server: proxies of CONNECT, lines that are cut, and servers that are others."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedtide.remote.grpc.stream_protocol import METHOD, library
 from helpers.callers import Loop, run
@@ -71,7 +69,7 @@ class Between:
 
         run(stop())
 
-    def __enter__(self) -> Between:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

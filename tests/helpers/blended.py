@@ -3,8 +3,6 @@
 An algorithm of the user's own, named `helpers.blended:splitting` in a configuration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

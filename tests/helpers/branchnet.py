@@ -1,7 +1,5 @@
 """A network of one ReLU layer and K linear heads in numpy, with gradients by hand; nothing here is the package's."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -29,7 +27,7 @@ class Net:
         self.p = {name: np.array(value, dtype=np.float64) for name, value in params.items()}
         self.branches = sum(".copies." in name for name in self.p) // 2
 
-    def copy(self) -> Net:
+    def copy(self) -> "Net":
         return Net(self.p)
 
     def features(self, x: np.ndarray) -> np.ndarray:
@@ -67,11 +65,11 @@ class Net:
         out["model.dense1.bias"] = back.sum(0)
         return out
 
-    def train(self, x, y, chosen: int, lam: float, eps: float, key: Rng) -> Net:
+    def train(self, x, y, chosen: int, lam: float, eps: float, key: Rng) -> "Net":
         """Train on the rows as they are shuffled by `key`."""
         return self.sgd(len(y), lambda net, rows: net.gradient(x[rows], y[rows], chosen, lam, eps), key)
 
-    def sgd(self, count: int, gradient, key: Rng) -> Net:
+    def sgd(self, count: int, gradient, key: Rng) -> "Net":
         """Some epochs of plain SGD from here along `gradient(net, rows)`."""
         own = self.copy()
         shuffle = key.torch()
@@ -154,7 +152,7 @@ def close_params(ours, theirs, when: str) -> None:
         close(value, theirs[name], f"{name} {when}")
 
 
-def noted_run(algorithm: str, options, *, memory=None, **changes) -> tuple[Played, Noted]:
+def noted_run(algorithm: str, options, *, memory=None, **changes) -> tuple[Played, "Noted"]:
     """The package's run in float64, and what its fleet noted."""
     noted: list[Noted] = []
     experiment = toy(algorithm, options, precision="fp64", **changes)

@@ -1,7 +1,5 @@
 """Laws of several in one play, for methods and variants that are much like others, whose laws are played one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

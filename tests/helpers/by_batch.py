@@ -1,7 +1,5 @@
 """Parts of naive implementations of methods that take steps of their own, batch by batch: plain autograd in float64."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Who calls a server: nodes in this process, and callers that keep to nothing, with gRPC and with sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -15,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
@@ -122,7 +120,7 @@ class Near:
         if not self._task.done() or not self._task.cancelled():
             self.wait()
 
-    def __enter__(self) -> Near:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:

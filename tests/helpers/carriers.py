@@ -1,7 +1,5 @@
 """Carriers on which things go wrong, and fleets over them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

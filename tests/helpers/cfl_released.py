@@ -15,8 +15,6 @@ Choices:
     that most clients have.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

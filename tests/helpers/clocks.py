@@ -1,7 +1,5 @@
 """Clocks of devices whose seconds are given by hand."""
 
-from __future__ import annotations
-
 import math
 
 import torch

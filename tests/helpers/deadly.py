@@ -3,8 +3,6 @@
 An algorithm of the user's own, named `unit.fleets.deadly:...` in a configuration.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

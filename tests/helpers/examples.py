@@ -1,7 +1,5 @@
 """How many examples hypothesis looks at."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 

@@ -1,7 +1,5 @@
 """A server and nodes on the loopback, with TLS and keys, whose workers only echo."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """FedNova (Wang et al. 2020, plain SGD) as a person would write it, right or with one mistake, for the laws to find."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A process that has loaded everything and forks for each command, and what such a command forks for its workers."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

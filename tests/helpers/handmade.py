@@ -1,7 +1,5 @@
 """Fleets of clients whose answers are known, for tests that add them up by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

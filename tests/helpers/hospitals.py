@@ -1,7 +1,5 @@
 """A study of three hospitals with files of rows, as real clients would have them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Arrays as files in the IDX format have them."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tiny random transformer, rows of tokens for it, and toys of methods on its adapters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A command in a process of its own that is killed right before it changes a file, whichever that is."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """k-means and silhouettes in plain Python, as slow as they are short: what `parts.clusterer` has to agree with."""
 
-from __future__ import annotations
-
 import math
 from operator import mul, sub
 

@@ -4,8 +4,6 @@ Shared with the library are the clients' rows and the keys of what is drawn (wei
 asked, where k-means starts), so that both draw the same. Everything else is written anew, one client at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

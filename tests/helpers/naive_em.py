@@ -11,8 +11,6 @@ A client is `Rows(x, y, shuffle)`: `shuffle(k)` is called whenever model k start
 makes an order of so many rows each time an epoch starts. Clients are a dict from id to `Rows`, those who take part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

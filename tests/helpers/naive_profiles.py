@@ -1,7 +1,5 @@
 """Profiles of a client's rows in plain numpy, for the toy's network: what `clusters.profile` has to agree with."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """What naive implementations are given of a run of the package: rows with their shuffles, and models as arrays."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A site and its nodes, made as `fedtide deploy` and `fedtide join` make them, in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path

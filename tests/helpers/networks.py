@@ -1,7 +1,5 @@
 """Networks for pictures: built on no device, counted, and fed."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """A study of texts of three offices, with a file of texts for each, on a tiny pretrained base."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

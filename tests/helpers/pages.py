@@ -1,7 +1,5 @@
 """A report page as a reader of HTML sees it."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """Tables with shifts that are known, one or several at once, and what they should be found to have."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedtide.inspection.findings import Findings

@@ -1,7 +1,5 @@
 """Planted tables, with each client's rows at the client."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

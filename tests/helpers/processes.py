@@ -1,7 +1,5 @@
 """Processes that others started: their numbers, and how much memory they have used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model with the logits (w, 0), whose loss pulls w to the side of a row's class: w can be told by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ The model is one number w (a linear layer without bias on x = 1), the loss of a 
 Client 0 holds one row with y = 0, client 1 three rows with y = 4. The model starts at w = 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Records of runs that are written by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

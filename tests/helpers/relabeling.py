@@ -1,7 +1,5 @@
 """States with models in other places: what gets another order of them gives the same in that order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any

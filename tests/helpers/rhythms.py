@@ -1,7 +1,5 @@
 """Worlds in which groups take turns, as series of sketches, without any training."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Whether rows are the same bits."""
 
-from __future__ import annotations
-
 from fedtide.data.rows import Rows
 
 

@@ -1,7 +1,5 @@
 """A site that is served, and nodes that join it, by the commands that people type."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command line in this process and in others, and what folders hold before and after."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -92,7 +90,7 @@ class Shell:
         largest: int | None = None,
         forks: bool = False,
         waits: float = WAIT_SECONDS,
-    ) -> Command:
+    ) -> "Command":
         """Start a command.
 
         Args:

@@ -1,7 +1,5 @@
 """Six shops with files of rows, sites of theirs, and nodes in this process that play the studies of these sites."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from datetime import datetime, timedelta

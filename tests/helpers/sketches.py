@@ -3,8 +3,6 @@
 It is as short as it can be and is run through every law beside the real one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Clients whose rows change from round to round, by hand: a population for each round, one memory for all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Small experiments with several methods and seeds, and what their folders hold."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

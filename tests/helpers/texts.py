@@ -1,7 +1,5 @@
 """Tiny texts whose numbers are known, and a tiny network that reads them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny federations for tests: eight clients in two groups, four features, three classes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

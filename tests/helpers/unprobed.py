@@ -1,7 +1,5 @@
 """Algorithms of the user's own that do not tell what a client's model forgets: `unit.evaluate.unprobed:...`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedtide.algorithms.fedavg import fedavg

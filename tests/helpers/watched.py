@@ -4,8 +4,6 @@ Labels are drawn from the softmax of a linear score. The model knows the score, 
 confidences are wrong, calibrated ones are right, and the accuracy that a window would have without chance is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ differ in all that a fleet sees; so do laws in `FLEETS`. Laws in `TOGETHER` run 
 plays and rounds over the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

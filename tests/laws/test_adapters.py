@@ -1,7 +1,5 @@
 """Laws of methods whose models are adapters on a frozen base: they need no line of theirs for it."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Every algorithm takes every kind of cohort."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

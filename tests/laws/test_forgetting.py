@@ -3,8 +3,6 @@
 No algorithm knows of it, so this is a law of fleets and not of algorithms.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 conftest.py says over which algorithms each runs.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Laws of runs in which features below the adapters are computed once for each row."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which algorithm becomes which, and how exactly: the reductions of the registry, and others."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Running statistics of a normalization are means over those who trained a model, whatever divides its steps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

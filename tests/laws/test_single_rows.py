@@ -1,7 +1,5 @@
 """Clients with one row and a model with BatchNorm, or without rows: whatever the method, they abstain."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

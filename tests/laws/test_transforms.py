@@ -7,8 +7,6 @@ watch.
 Two that both apply give the same in either order.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Laws of real time: every row is tested on once, and trained on later; windows follow the clocks of their zone."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo

@@ -1,7 +1,5 @@
 """Laws of clustering and of what new clusters take over."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Statements about masks, for all cohorts, drop-outs and vectors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

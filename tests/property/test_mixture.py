@@ -1,7 +1,5 @@
 """Laws of posteriors and of assignments: shifts of the origin, scales, orders and names change nothing else."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

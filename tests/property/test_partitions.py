@@ -1,7 +1,5 @@
 """Laws of partitions: how rows are dealt, whatever the labels, the clients and the seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of populations as they are built: parts, groups, held-out clients, test sets of the source's own."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of curves, priors and step sizes: the simplex, the period, the formulas of the paper."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

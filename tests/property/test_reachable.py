@@ -1,7 +1,5 @@
 """The law of one draw: who arrives can be reached, under every shift, trace, replayed run and generated crowd."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Shares of clients' secrets: sums open without those that vanished, and nothing opens by what may not be given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product

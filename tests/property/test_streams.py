@@ -1,7 +1,5 @@
 """Laws of streams and drift: windows, groups, change points, swapped labels, and who is said to have drifted."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

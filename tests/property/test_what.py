@@ -1,7 +1,5 @@
 """Laws of what a client holds and how it reads: mixtures of domains, and turned pictures."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of who is there: the expected shares of the groups, and the arrivals that are drawn from them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statements about vectors in fixed point, for all totals."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Data in the published formats, for the recipes that want them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recipes at the size of their papers: without their data one line says so; data in the published formats fit."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of papers in their recipes, at the size "paper" unless it is said otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recipes: every published experiment can be tried in seconds, and every size of it is sound."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator, Mapping

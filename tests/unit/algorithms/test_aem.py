@@ -1,7 +1,5 @@
 """Adaptive expert models: exploration, early stopping per model, what is sent, and which models clients get."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 

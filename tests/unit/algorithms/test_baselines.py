@@ -1,7 +1,5 @@
 """The baselines of the periodic shift, and which rows decide together at inference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

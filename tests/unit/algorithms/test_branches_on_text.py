@@ -1,7 +1,5 @@
 """Every method with branches on sequences: trained, judged, or refused in one clear line before anything runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """CFL: clients that are alike stay together, what it costs, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.core.errors import FedtideError

@@ -1,7 +1,5 @@
 """What the questions of each algorithm cost clients on a clock of devices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

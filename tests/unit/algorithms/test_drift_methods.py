@@ -1,7 +1,5 @@
 """FlexCFL, FedDrift and Auxo: what is refused, what it costs, running statistics, sequences, who is judged how."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

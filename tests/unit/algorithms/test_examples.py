@@ -1,7 +1,5 @@
 """The worked examples of the documentation: they run, and do what their pages say."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FedTEM: what its specification says, one statement after the other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

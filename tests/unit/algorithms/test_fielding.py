@@ -1,7 +1,5 @@
 """Fielding: who moves, when everybody is clustered anew, who is asked, and what a cluster takes over."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

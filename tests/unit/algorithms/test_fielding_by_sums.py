@@ -1,7 +1,5 @@
 """Fielding by sums: what it refuses, what its server is never told, and few clients."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

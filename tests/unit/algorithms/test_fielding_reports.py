@@ -1,7 +1,5 @@
 """Fielding: what clients say of themselves, when, and what it costs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

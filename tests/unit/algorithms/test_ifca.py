@@ -1,7 +1,5 @@
 """IFCA: how it begins, who chooses what, on which rows, and what cannot be asked of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Methods with a learned prior: what clients add, what the server keeps, and that all the rest is as without one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """pFedEM, FedGMM and FedEM with whole models: what their papers promise, and what their edge cases do."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Methods whose models are told apart by nothing but their place: put elsewhere, the result is the same elsewhere."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

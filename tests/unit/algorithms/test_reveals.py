@@ -1,7 +1,5 @@
 """What servers are shown is one list: algorithms declare names of it, and the registry says the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.algorithms import REGISTRY

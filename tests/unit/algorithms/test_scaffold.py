@@ -1,7 +1,5 @@
 """SCAFFOLD: what it refuses, what clients keep, what its extra pass sees, and with what it goes together."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

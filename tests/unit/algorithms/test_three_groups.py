@@ -1,7 +1,5 @@
 """Three groups and three branches: morning, noon and night, for every method that has branches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

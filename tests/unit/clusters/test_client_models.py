@@ -1,7 +1,5 @@
 """Models of single clients at the server: who receives which, what comes back, and how they are mixed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Re-clustering: by hand, against plain Python, and against scikit-learn's silhouette."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances by hand, and against numbers worked out one by one."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Moves, triggers and what new clusters take over, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Cohorts: who is asked."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

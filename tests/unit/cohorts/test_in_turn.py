@@ -1,7 +1,5 @@
 """Clients in turn: laps against a naive play, by hand, and in a run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Cohorts that choose: by size, by likeness, by losses, and Oort against a naive one."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

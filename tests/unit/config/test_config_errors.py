@@ -1,7 +1,5 @@
 """Mistakes in a configuration: one line with the key, what was found, what is allowed, and the nearest spelling."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re

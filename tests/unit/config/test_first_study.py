@@ -1,7 +1,5 @@
 """The study that `fedtide init` writes: it runs as it stands, and what it says may stand in it."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """What people write first, from memory or from other libraries: each is led to the key or word that is meant."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Forms of methods: `safe` and transforms, their names, and a sweep, a tuning and Python with them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Reading experiments: what is written, merged, overridden, swept, and written back."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect
@@ -126,7 +124,6 @@ def test_a_preset_is_another_algorithm_with_other_defaults():
 
 
 OWN = """
-from __future__ import annotations
 from typing import Literal
 
 from fedtide.algorithms.fedavg import fedavg

@@ -1,7 +1,5 @@
 """Checkpoints: written whole or not at all, of one configuration and one format, and damage is one clear line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

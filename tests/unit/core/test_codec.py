@@ -1,7 +1,5 @@
 """The codec: every tree comes back bit for bit, nothing is executed, and damage is one clear line."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

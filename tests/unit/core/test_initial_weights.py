@@ -1,7 +1,5 @@
 """Weights to begin with, from a file or from another run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

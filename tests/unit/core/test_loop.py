@@ -1,7 +1,5 @@
 """The one loop: rounds in order, a clock that adds up, and nothing that a listener could change."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory store: rows by version, replayed, settled, saved and restored, in RAM and in files."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

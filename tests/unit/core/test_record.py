@@ -1,7 +1,5 @@
 """The record: appended line by line, cut off at the checkpoint, readable at every moment."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """Keys: who draws, in which order, and how often changes nothing; the values are pinned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Bytes of strangers: what the codec writes is read, all else is refused in one line, and nothing is loaded for it."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

@@ -1,7 +1,5 @@
 """Sums: what leaves a client is added in float64, however it is cut into blocks; means are taken once."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Trees: leaves, structure, equality bit for bit, finiteness and size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small things that everything else relies on: errors, imports by name, costs, scores, shards."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces of who is awake: by hand, with groups, on both clocks, and in runs that are stopped."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

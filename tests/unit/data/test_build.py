@@ -1,7 +1,5 @@
 """Building populations: groups, natural clients, partitions of groups, test sets, public rows, and mistakes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

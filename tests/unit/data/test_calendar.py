@@ -1,7 +1,5 @@
 """Real time: what does not fit is one line, and runs on a calendar are recorded and resumed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ exchanges labels 1 and 2, concept 2 exchanges 0 and 2. At 4 group 0 goes to conc
 0 in rounds 6 to 8.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams, drift and swapped labels: chains of events, rows over time, records of runs, and mistakes."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

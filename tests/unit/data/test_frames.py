@@ -1,7 +1,5 @@
 """Cells and columns of files and frames: the same bits by each way, times, categories, gaps, and mistakes."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image files by class or listed by a table: order, clients, caches, damage, and the scripts of the page."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

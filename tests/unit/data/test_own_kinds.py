@@ -1,7 +1,5 @@
 """Kinds of your own: shifts, partitions, cohorts and losses that a configuration names as `python:module:function`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

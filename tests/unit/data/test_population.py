@@ -1,7 +1,5 @@
 """The population: rows of clients, arrivals, answers, generated rows, and mistakes."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

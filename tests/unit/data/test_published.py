@@ -1,7 +1,5 @@
 """IDX, CIFAR and LEAF files: data come back as written, and a damaged file is one line."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The real data sets: sizes, classes, checksums, orientation. Skipped where they are not beside the checkout."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Rows, sequences and ragged lists: the result of every source, and mistakes with the row named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

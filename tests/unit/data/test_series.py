@@ -1,7 +1,5 @@
 """Series over time: what was before a value is its features."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

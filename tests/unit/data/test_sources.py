@@ -1,7 +1,5 @@
 """Sources that are drawn, written in Python, bundled, packed or put together, and where files are looked for."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """NPZ and CSV files: columns, and one line for what is missing, damaged or no number."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import re

@@ -1,7 +1,5 @@
 """Rows without classes, and features and targets that follow from the training rows."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Text: the numbers of words by hand, both forms of files, the bundled plays, and mistakes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

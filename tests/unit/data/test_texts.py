@@ -1,7 +1,5 @@
 """Texts of tables as rows of tokens: what is cut, padded, joined and refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

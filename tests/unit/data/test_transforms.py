@@ -1,7 +1,5 @@
 """What is done to pictures before a model sees them: by hand, for any batch, and in every part of a run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Whether rows are at the branch of their true group, as branches and groups match best: by hand."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """Local client forgetting by hand: who forgets what of whom, what is averaged, and what cannot be said."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Judging: which clients on which rows, and what is kept of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics by hand and by law (ALGORITHMS, section 9)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

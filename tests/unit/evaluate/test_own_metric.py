@@ -1,7 +1,5 @@
 """Metrics of your own, which a configuration names as `python:module:function`."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """References on the rows that methods are judged on, recomputed by hand; and that they travel to records and tables."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from typing import Any

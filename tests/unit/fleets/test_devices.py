@@ -1,7 +1,5 @@
 """Devices: how long answers and rounds take, over-selection, deadlines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The host: what clients answer is added up, revealed, kept, noted or refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

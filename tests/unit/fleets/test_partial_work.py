@@ -1,7 +1,5 @@
 """Stragglers: who does a part of its work, what it does, and what that counts for, whatever the algorithm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

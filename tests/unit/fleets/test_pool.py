@@ -1,7 +1,5 @@
 """The pool: calls in worker processes, which may die; nothing is lost, nothing is left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

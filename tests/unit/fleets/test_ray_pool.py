@@ -1,7 +1,5 @@
 """Actors of Ray: the bits of one process, whoever is killed; what cannot work is one line and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

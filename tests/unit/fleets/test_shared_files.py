@@ -1,7 +1,5 @@
 """Trees in files: what is read is what was written last, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

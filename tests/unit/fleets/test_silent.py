@@ -1,7 +1,5 @@
 """Questions that a silent client is not asked again before its samples or memory change: the same run, less work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated fleet: whom it asks, whose answer counts, how answers are summed, and what they cost."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

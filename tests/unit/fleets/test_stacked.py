@@ -1,7 +1,5 @@
 """The stacked engine: the same rounds as the local engine, to 1e-9 in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

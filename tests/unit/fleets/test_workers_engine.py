@@ -1,7 +1,5 @@
 """The workers engine: the same bits as in one process, whoever is killed and whatever was asked before."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Bounded questions between clients: no client moves a sum by more than 1, and noise leaves no false word."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The eight questions between clients, by sums alone: the same words as on the pooled table, and the same bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

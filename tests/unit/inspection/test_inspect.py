@@ -1,7 +1,5 @@
 """Tables as a person has them: roles of columns, refusals, answers, the page, and a study that runs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Shifts that are known: each is found, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.inspection.findings import inspect_table

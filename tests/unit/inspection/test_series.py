@@ -1,7 +1,5 @@
 """Files of series: what is inspected are the rows that a study forecasts."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

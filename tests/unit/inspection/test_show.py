@@ -1,7 +1,5 @@
 """What is shown of a population before a run, by hand: two groups that take turns, each with a class of its own."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

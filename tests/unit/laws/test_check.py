@@ -1,7 +1,5 @@
 """Checking a person's own algorithm: what is right passes, and every mistake is found and said in words."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

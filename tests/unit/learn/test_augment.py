@@ -1,7 +1,5 @@
 """Augmentation: what is drawn, from which key, and who sees it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """bfloat16: parameters, updates, losses and predictions stay in float32; only what is between them is lowered."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import TypeAdapter

@@ -6,8 +6,6 @@ for sums, products, quotients and copies of lists in place (`torch._foreach_add_
 home is zeros.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Features that mixtures live in: public principal components, frozen networks, the first model as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

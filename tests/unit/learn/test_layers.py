@@ -1,7 +1,5 @@
 """Products of matrices with rows innermost train as the modules do: every layer, padding, strides, ties, steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The local solver against optimizers written out, and its choices: epochs, steps, batches, what it leaves alone."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

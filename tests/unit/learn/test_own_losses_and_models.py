@@ -1,7 +1,5 @@
 """A user's own loss: any function of outputs and labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

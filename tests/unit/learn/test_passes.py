@@ -1,7 +1,5 @@
 """Gradients of a module by its layers are those of autograd: every layer, loss, branch and batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

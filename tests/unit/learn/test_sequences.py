@@ -1,7 +1,5 @@
 """Training and judging sequences: every mean is over the steps that count, whatever a batch or a pass holds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Models that are judged side by side: the losses are those that each has by itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tasks: where weights meet a module. Initial values, number types, memory formats, buffers, many models, losses."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

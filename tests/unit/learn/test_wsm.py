@@ -1,7 +1,5 @@
 """The re-weighted softmax: against the formula written out, classes that are absent, large logits, where it applies."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Assignment of participants to components: by hand, and against every assignment there is."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Branches: the loss of the chosen and the other branches, who is sure, and the step that leaves idle branches."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

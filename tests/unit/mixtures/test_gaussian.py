@@ -1,7 +1,5 @@
 """Diagonal Gaussians: numbers that were worked out by hand, other people's code, and where floats end."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Where Gaussians begin: federated k-means++ finds the blobs that clients hold between them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The learned prior: what it keeps, reads, forecasts and says, and what it does where there is nothing to learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

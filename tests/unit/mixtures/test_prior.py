@@ -1,7 +1,5 @@
 """Temporal priors: what they expect, what they read, and what a person may write."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

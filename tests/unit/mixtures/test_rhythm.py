@@ -1,7 +1,5 @@
 """Looking for a rhythm: what is found, when it is believed, and that nothing is found where there is nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

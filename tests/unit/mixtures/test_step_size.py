@@ -1,7 +1,5 @@
 """Step sizes: how far components and factors move, by hand."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters and pretrained transformers: what is held once, what is a weight, what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """Initial weights: how they are distributed, what is left as torch drew it, and that branches begin alike."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Large networks for images: their sizes and layers as published, what a block computes, how they begin and train."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

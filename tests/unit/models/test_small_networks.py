@@ -1,7 +1,5 @@
 """Models: how large they are, what branches share, and which inputs are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The next-word network: its size, one bias, padding, and branches in the middle of a sequence model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

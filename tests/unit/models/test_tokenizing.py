@@ -1,7 +1,5 @@
 """Tokenizers are read once from a folder, until its files change."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.core.errors import FedtideError

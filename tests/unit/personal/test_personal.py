@@ -1,7 +1,5 @@
 """What clients make of K models for themselves: choices, mixtures, ensembles, fine-tuning and their own models."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One loop for all servers and callers of a process, and a server that has a node."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

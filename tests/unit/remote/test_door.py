@@ -1,7 +1,5 @@
 """The door: strangers are few, short and small, from when they connect; nodes come in meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import resource
 import sys

@@ -1,7 +1,5 @@
 """A node's end of its stream: what it says where the server is away, is another one, or says what it should not."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Headers between server and nodes: what is not of the right type, range and key is refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

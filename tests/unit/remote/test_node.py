@@ -1,7 +1,5 @@
 """A node: questions that come again, what its owner allows, what it keeps, and how it predicts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Messages in pieces: what is sent arrives, and what is no message is said to be none, at a bounded cost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

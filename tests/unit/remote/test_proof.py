@@ -1,7 +1,5 @@
 """A signature shows a node's key for one study, one authority, one name and one stream, and for nothing else."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

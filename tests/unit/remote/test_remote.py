@@ -1,7 +1,5 @@
 """Real clients as a fleet: what is lost, late, wrong or away, and the record from which it is played again."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from dataclasses import replace

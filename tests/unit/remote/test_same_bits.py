@@ -1,7 +1,5 @@
 """A study over gRPC has the states and facts of its simulation bit for bit, whatever happens to its streams."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

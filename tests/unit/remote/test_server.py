@@ -1,7 +1,5 @@
 """The server's end of streams, and callers that keep to nothing: what they may not do, and what that costs."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket

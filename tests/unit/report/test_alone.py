@@ -1,7 +1,5 @@
 """Methods that one group alone trains, beside the others in the picture of training accuracy."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.report.periods import only_group

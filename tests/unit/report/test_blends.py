@@ -1,7 +1,5 @@
 """Blends of domains: numbers by hand, pictures and tables of a small study."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

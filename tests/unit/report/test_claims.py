@@ -1,7 +1,5 @@
 """Claims and branches: what the experiment set out to see, from its file to the verdict on the page."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

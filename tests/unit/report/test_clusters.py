@@ -1,7 +1,5 @@
 """Clusters of clients: agreement with groups against another library, numbers by hand, and maps."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One page about several run folders: differences between them, seed by seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

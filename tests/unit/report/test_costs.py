@@ -1,7 +1,5 @@
 """Costs by hand: time to a target from records written for it, the simulated clock, and the privacy budget."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

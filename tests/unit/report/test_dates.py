@@ -1,7 +1,5 @@
 """Reports of runs whose rounds are windows of wall-clock time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

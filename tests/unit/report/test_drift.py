@@ -1,7 +1,5 @@
 """Runs under drift: events on curves, numbers and pictures, on records made by hand and on a small study."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

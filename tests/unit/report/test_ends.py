@@ -1,7 +1,5 @@
 """Every way in which an experiment can end has a report: nobody of a group judged, nobody at all, a sweep of one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Branches and experts: gate weights in a run and along a sweep."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Curves of several seeds: values of the same round are averaged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Formats of measures as text."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

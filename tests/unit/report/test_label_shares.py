@@ -1,7 +1,5 @@
 """Classes of clients: which differences are drawn, and the picture of a run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

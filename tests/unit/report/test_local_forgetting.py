@@ -1,7 +1,5 @@
 """Local forgetting: maps, curve and numbers of a small study."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text of the report: sentences, headlines, alarms and the setting."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Nodes of real clients in the report and in `fedtide status`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

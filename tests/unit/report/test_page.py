@@ -1,7 +1,5 @@
 """The report page: one file that opens offline, with figures, tables and everything that was configured."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results as data: frames, figures of matplotlib, and what a notebook shows."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Rhythm of learned priors: numbers and picture by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

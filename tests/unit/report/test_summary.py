@@ -1,7 +1,5 @@
 """The summary: every number once more by hand, from the record files of a small experiment."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

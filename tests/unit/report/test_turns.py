@@ -1,7 +1,5 @@
 """Forgetting over time by hand: turns, what fell, what was forgotten, what came back and how soon."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`fleet.kind = "auto"`: chosen by sizes before round 0, and written down."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.cli.commands import main

@@ -1,7 +1,5 @@
 """From a configuration to objects, and everything that is found out before the first byte is written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

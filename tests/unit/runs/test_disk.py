@@ -1,7 +1,5 @@
 """What is said of the disk before a run whose clients keep much."""
 
-from __future__ import annotations
-
 import re
 from collections import namedtuple
 

@@ -1,7 +1,5 @@
 """Whole experiments: any number of processes, stopped by hand, swept, replayed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files that a configuration names: looked for below the data directory, as sources are; what they hold is digested."""
 
-from __future__ import annotations
-
 import pytest
 from safetensors.torch import save_file
 

@@ -1,7 +1,5 @@
 """The run folder: new, whole, and never written over."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From Python: the errors of a file, arguments as in a file, and results that are printed in a line."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

@@ -1,7 +1,5 @@
 """Studies without rounds: a model that is there is judged once, as the run that made it judged it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The best models by validation rows: which are kept, that kills lose none, and who can choose them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Rollback of a run folder: its next round begins with a kept model, and with what clients kept then."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

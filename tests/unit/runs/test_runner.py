@@ -1,7 +1,5 @@
 """One run: what it records, and that stopping, dying and going on leave the same bytes."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import shutil

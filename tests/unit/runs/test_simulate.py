@@ -1,7 +1,5 @@
 """The same from Python: a simulation in memory, and a whole experiment in one call."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that end once they are good enough: what is recorded, resumed and reported."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

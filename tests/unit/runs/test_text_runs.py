@@ -1,7 +1,5 @@
 """Text through a whole run: from a file to a record, in one process and in many, and what a model must return."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A fleet that knows no truth, as one of real clients: what follows from truth is absent, the rest is as ever."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 

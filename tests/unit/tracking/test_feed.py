@@ -1,7 +1,5 @@
 """What trackers are told: all that the record says, each round once, whatever was killed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

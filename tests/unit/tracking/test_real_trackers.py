@@ -3,8 +3,6 @@
 All tracking is in processes of its own. Some libraries leave sockets open, which would end in other tests.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A tournament between clients: entries side by side, judged by sums."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

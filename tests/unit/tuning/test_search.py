@@ -1,7 +1,5 @@
 """What is asked next: inside the ranges, and from the seed and the trials before alone."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

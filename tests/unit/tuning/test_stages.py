@@ -1,7 +1,5 @@
 """Ranges, stages, and the experiment with values put in."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

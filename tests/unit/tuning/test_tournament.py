@@ -1,7 +1,5 @@
 """Tournaments on a toy: rungs, what they leave, stops and kills."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What came of trials: late accuracy, medians, lines of the file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole tunings: any number of processes, stopped, killed, staged; validation rows alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

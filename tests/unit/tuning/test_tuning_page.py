@@ -1,7 +1,5 @@
 """The page of a tuning: what was found, where a range was too narrow, pictures of every trial."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.core.errors import FedtideError

@@ -1,7 +1,5 @@
 """Accounting against closed forms, integration by numbers, dp-accounting and known tables."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ Two runs that differ in one client alone are played many times, with the stronge
 that there is for Gaussian noise. Rates of right and wrong guesses bound epsilon from below (Clopper-Pearson).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

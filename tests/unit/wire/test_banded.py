@@ -1,7 +1,5 @@
 """Banded noise against dense matrices, enumeration, published numbers and the best there is."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Bounds and noise of sums: golden numbers, a naive implementation, and properties of random totals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sums in fixed point in a simulated fleet: what is opened, and what becomes of the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Releases of a server that is killed: nothing is released twice, and what was released is used again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A client that chose its slot alone: its sum stays masked, in a simulation too, and its choice is said to nobody."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masked sums over nodes: who vanishes between the messages, what nodes refuse, and where secrets never are."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Privacy of whole runs: every method that can be private plays so, with the same bits however it is run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

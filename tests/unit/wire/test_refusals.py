@@ -1,7 +1,5 @@
 """What cannot be masked is refused before anything starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedtide.algorithms import REGISTRY

@@ -1,7 +1,5 @@
 """Noise of a run and its ledger: the same after a kill, never twice, never beyond the plan."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Answers of strangers: what honest clients send fits, and what section by section does not is named in one line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,9 +1,7 @@
 """Passes of a task's own module by its layers: losses and gradients of a client's batches without autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +41,7 @@ class ModulePasses:
         self.gradient: list[Tensor] = []
 
     @classmethod
-    def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> ModulePasses | None:
+    def of(cls, scratch: Scratch, shape: tuple[int, ...]) -> Self | None:
         """Return passes for rows of a shape; None if the module needs autograd, or a library is faster."""
         network, copies = known_copies(scratch, shape)
         return None if network is None or has_wide(network[0]) else cls(scratch, *network, copies)
