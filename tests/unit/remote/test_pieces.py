@@ -75,8 +75,10 @@ def test_what_is_sent_in_pieces_of_any_size_arrives(messages, size):
         b'{"kind": "answer", "id": "1", "header": 0, "payload": Infinity}',
         b'{"kind": "answer", "id": "1", "header": 0, "payload": NaN}',
         b'{"kind": "answer", "id": "1", "header": 0, "payload": 1e400}',
+        head()[:-1] + b', "error": ' + b"[" * 900 + b"]" * 900 + b"}",
+        head()[:-1] + b', "error": ' + b'{"a":' * 40 + b"0" + b"}" * 41,
     ],
-    ids=range(33),
+    ids=range(35),
 )  # fmt: skip
 def test_a_head_that_is_none_is_broken(piece):
     with pytest.raises(Broken, match="the head of a message"):

@@ -26,6 +26,8 @@ HEAD = 2**12
 """Bytes of a head."""
 HEADER = 2**20
 """Bytes of a header (`fedtide.remote.messages.HEADER`)."""
+DEEPEST = 32
+"""How deep a head may be nested (`fedtide.core.codec.DEEPEST`)."""
 MOST = 2**31
 """Bytes of a payload of which nothing else says how large it may be."""
 BOTH = [
@@ -123,11 +125,19 @@ class Head:
             values = None
         if not isinstance(values, dict):
             raise Broken("the head of a message is not a JSON object")
+        if _is_deeper(values, DEEPEST):  # whoever spells it may have less room for calls than who parses it
+            raise Broken("the head of a message is nested too deep")
         kind, name, header, payload = (values.pop(key, None) for key in ("kind", "id", "header", "payload"))
         whole = all(type(size) is int and 0 <= size <= 2**40 for size in (header, payload))
         if not (isinstance(kind, str) and isinstance(name, str) and len(name) <= 500 and whole):
             raise Broken("the head of a message has wrong keys")
         return Head(kind, name, header, payload, values)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Tell whether a JSON value is nested deeper than allowed."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most < 0 or any(_is_deeper(child, most - 1) for child in inside)
 
 
 async def next_message(read: Read, end: Any, keep: Callable[[Head], bool]) -> Message | None:
