@@ -4,6 +4,7 @@ Some rules hold without a policy, because no study needs more. A client is judge
 with few models in a round. The server receives its mean loss to three digits, and no scores of a private study.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -116,15 +117,15 @@ class Owner:
         new = []
         for client in header["clients"]:
             models = self._judged.setdefault((client, number, part, other), set())
-            if model not in models:
+            if (its_model := _model_of(header, client, model)) not in models:
                 if len(models) >= MODELS:
                     return f"it was judged with {MODELS} models in round {number}, and with no more"
-                new.append((client, number, part, other, model))
+                new.append((client, number, part, other, its_model))
         if new:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             append(self.record, "\n".join(map(json.dumps, new)))
-        for *key, _ in new:
-            self._judged[tuple(key)].add(model)
+        for *key, its_model in new:
+            self._judged[tuple(key)].add(its_model)
         return None
 
     @cached_property
@@ -136,6 +137,14 @@ class Owner:
                 *key, model = json.loads(line)
                 models.setdefault(tuple(key), set()).add(model)
         return models
+
+
+def _model_of(header: Mapping[str, Any], client: int, payload: str) -> str:
+    """Return the digest of what a client is judged with: of a payload its slot alone, and of its memory one version."""
+    chosen = [(header.get(key) or {}).get(str(client)) for key in ("slot", "counted")]
+    if chosen == [None, None]:
+        return payload
+    return hashlib.sha256(json.dumps([payload, *chosen]).encode()).hexdigest()
 
 
 def read_policy(path: Path | None) -> Policy:

@@ -199,6 +199,19 @@ def test_a_client_is_judged_with_few_models_in_a_round(tmp_path):
     assert owner.refuses(header(kind="ask", question="score test batch other"), "d") is None
 
 
+@pytest.mark.parametrize("named", ["slot", "counted"])
+def test_a_slot_of_a_payload_and_a_version_of_a_memory_are_models_of_their_own(named, tmp_path):
+    """Else one payload with many models, or many versions of what a client keeps, would count as one."""
+    owner = Owner(None, tmp_path / "judged.jsonl", rounds=6)
+    choices = [3, 0, 7, 9] if named == "slot" else [[0, 0], [1, 0], [1, 1], [1, 2]]
+    headers = [header(**{named: {"4": choice}}) for choice in choices]
+    assert [owner.refuses(each, "a") for each in headers[:MODELS]] == [None] * MODELS
+    for each in (owner, Owner(None, tmp_path / "judged.jsonl", rounds=6)):
+        assert each.refuses(headers[0], "a") is None
+        assert each.refuses(headers[MODELS], "a") is not None
+        assert each.refuses(header(), "a") is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
