@@ -59,6 +59,9 @@ ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None, "best": None
 EXACT = "its study allows scores in sums alone"
 """Reason for which a client is not judged by itself."""
 
+UNKNOWN = "it is no evaluation of its study"
+"""Reason for which a client is not judged in another use of the state than the method has."""
+
 SHARED = (*QuestionHeader.model_fields, "counted")
 """Keys that the headers of a work and of an evaluation share."""
 
@@ -294,10 +297,12 @@ class Node:
         if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
             return f"it has no client {others[0]}"
         if isinstance(asked, ScoreHeader):
+            if asked.other not in ("", *self.algorithm.others):
+                return UNKNOWN
             return EXACT if self.wire.sums_scores else None
         if isinstance(asked, WorkHeader) and is_score(asked.question):
             if not is_spelled(asked.question) or score_header(asked).other not in ("", *self.algorithm.others):
-                return "it is no evaluation of its study"
+                return UNKNOWN
             if not self.wire.sums_scores or asked.forms is None:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":

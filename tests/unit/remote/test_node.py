@@ -212,6 +212,19 @@ def test_a_slot_of_a_payload_and_a_version_of_a_memory_are_models_of_their_own(n
         assert each.refuses(header(), "a") is not None
 
 
+def test_uses_that_a_method_does_not_have_fill_no_disk(asked, tmp_path):
+    """They are refused before the owner's record of judgments has a line of them."""
+    node, (_, score), _ = asked
+    file = tmp_path / "judged.jsonl"
+    node = replace(node, refuses=Owner(None, file, rounds=6).refuses)
+    told, _ = node.handle(plain(score) | {"other": "made up"}, score.payload)
+    assert set(told["clients"].values()) == {"refused: it is no evaluation of its study"}
+    assert not file.exists()
+    told, _ = node.handle(plain(score), score.payload)
+    assert set(told["clients"].values()) == {"answered"}
+    assert file.exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
