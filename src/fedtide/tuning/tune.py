@@ -64,7 +64,7 @@ KNOWN = 4
 WARM_UP = 0.25
 """Share of the rounds in which no trial is pruned, so that slow learners get a chance."""
 DIGITS = 4
-"""Significant digits of a searched number; more would only make files hard to read."""
+"""Significant digits of a searched number, in a narrow range more; else more would only make files hard to read."""
 
 Bounds = dict[int, dict[str, dict[int, float]]]
 """Accuracy below which a trial is pruned, by seed, point of the sweep, and rounds done."""
@@ -402,11 +402,14 @@ class Trial:
         return values[-1] if values and self.accuracy is None else self.accuracy
 
 
-def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
-    """Return the late accuracy of each seed, the number by which a sweep chooses its points; a mean over points."""
+def late(curves: Iterable[Curve], window: int, end: int | None = None) -> tuple[float, ...]:
+    """Return the late accuracy of each seed, the number by which a sweep chooses its points; a mean over points.
+
+    `end` is the number of rounds; None means that of the last value of each curve.
+    """
     by_seed: dict[int, list[float]] = {}
     for curve in curves:
-        accuracy = mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None)
+        accuracy = mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None, end)
         by_seed.setdefault(curve.seed, []).append(accuracy)
     return tuple(map(fmean, by_seed.values()))
 
@@ -584,15 +587,16 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Tri
                     return None
                 if scores is None:
                     continue
-                curve = curve.then(rounds, scores, dated=experiment.dated)
+                if not math.isnan(scores.headline):  # else nobody was there to be judged
+                    curve = curve.then(rounds, scores, dated=experiment.dated)
                 trial = replace(trial, curves=(*before, curve))
                 last = rounds == experiment.rounds and len(trial.curves) == len(parts)
-                if not last and hopeless(curve, call.bounds):
+                if not last and curve.rounds and hopeless(curve, call.bounds):
                     return replace(trial, state="pruned")
         except FedtideError as error:
             at = f"seed {seed}, {point}" if point else f"seed {seed}"
             return replace(trial, curves=(*before, curve), reason=f"{at}: {error}")
-    by_seed = late(trial.curves, experiment.late)
+    by_seed = late(trial.curves, experiment.late, experiment.rounds)
     if any(map(math.isnan, by_seed)):
         return replace(trial, reason="no client was judged: there are no validation rows")
     return replace(trial, state="finished", by_seed=by_seed, accuracy=fmean(by_seed))
@@ -760,7 +764,12 @@ def _value(range_: Range, value: Any) -> Any:
     if range_.choices is not None:
         return range_.choices[value]
     low, high = range_.edges()
-    return int(value) if range_.whole else min(max(float(f"{value:.{DIGITS}g}"), low), high)
+    if range_.whole:
+        return int(value)
+    if range_.step:  # a digit less, and Optuna would not know the value again
+        return min(float(f"{low + round((value - low) / range_.step) * range_.step:.15g}"), high)
+    narrow = math.log10(max(abs(low), abs(high)) / (high - low)) if low < high else 0.0
+    return min(max(float(f"{value:.{DIGITS + max(math.floor(narrow), 0)}g}"), low), high)
 
 
 def _as_optuna(search: Search, trial: Trial, space: dict[str, Any]) -> Any:

@@ -49,6 +49,17 @@ def test_values_lie_in_their_ranges_and_are_of_their_kind(sampler):
     assert len({tuple(map(str, each.values.values())) for each in before}) > 12
 
 
+def test_steps_of_many_digits_are_known_again_and_narrow_ranges_have_many_values():
+    fine, narrow = "method.local.momentum", "method.local.lr"
+    ranges = {fine: {"low": 0.0, "high": 0.96875, "step": 0.03125}, narrow: {"low": 1000.1, "high": 1000.2}}
+    search, tune = search_of(ranges)
+    before = []
+    for _ in range(3):
+        before += [trial(len(before) + i, values, 0.5) for i, values in enumerate(asked(search, before, tune, 4))]
+    assert all((each.values[fine] / 0.03125).is_integer() for each in before)
+    assert len({each.values[narrow] for each in before}) == len(before)
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_the_same_trials_before_lead_to_the_same_values(sampler):
     search, tune = search_of(EVERYTHING, sampler=sampler, startup_trials=2)
