@@ -13,7 +13,6 @@ from fedtide.core import codec
 from fedtide.core.base import LARGEST, Scores, Slotted
 from fedtide.core.errors import FedtideError, printable, refused
 from fedtide.core.trees import Tree
-from fedtide.fields.types import HIDDEN
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
 from fedtide.fleets.totals import ALL
 from fedtide.remote import messages
@@ -195,8 +194,8 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
     ids, others = columns["clients"], columns["others"]
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.tolist() != answered:
         raise refused("scores: clients", ids, f"{answered}")
-    if not all(isinstance(name, str) for name in others):
-        raise refused("scores: others", list(others), "words")
+    if not all(isinstance(name, str) and len(name) <= WORDS and name.isprintable() for name in others):
+        raise refused("scores: others", list(others), f"words that can be seen, of {WORDS} letters at most")
     plain = [(name, columns[name]) for name in COLUMNS if name not in ("clients", "others")]
     for name, column in (*plain, *((f"others.{name}", column) for name, column in others.items())):
         wide = name in ("choice", "weights")
@@ -214,11 +213,6 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         raise refused("scores: rows", rows.tolist(), f"whole numbers from 0 to {LARGEST}")
     if not bool(((correct >= 0) & (correct <= rows)).all()):
         raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
-    for name, column in (("loss", columns["loss"]), ("density", columns["density"]), *others.items()):
-        if column is not None and bool((column.abs() > LARGEST).any()):  # NaN is of a model that predicts nothing
-            raise refused(f"scores: {name}", column.tolist(), f"numbers up to {LARGEST}")
-    if hidden := [name for name in others if HIDDEN.search(name) or len(name) > WORDS]:
-        raise refused("scores: others", hidden, f"words that can be seen, of {WORDS} letters at most")
     scores = Scores(**columns)
     return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
 

@@ -64,7 +64,7 @@ KNOWN = 4
 WARM_UP = 0.25
 """Share of the rounds in which no trial is pruned, so that slow learners get a chance."""
 DIGITS = 4
-"""Significant digits of a searched number, in a narrow range more; else more would only make files hard to read."""
+"""Significant digits of a searched number; a narrow range has more. All of them would make files hard to read."""
 
 Bounds = dict[int, dict[str, dict[int, float]]]
 """Accuracy below which a trial is pruned, by seed, point of the sweep, and rounds done."""
