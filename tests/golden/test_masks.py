@@ -199,3 +199,10 @@ def test_a_node_that_is_started_again_knows_which_lists_it_opened_sums_for(tmp_p
         else:
             shown = nodes[1].show(CONTEXT, 1, alive, 2)
             assert not any(secret.hex() in file.read_text() for secret in (shown.sealed, *shown.opens.values()))
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 64 + b"\n", b"\xff\n", b"[0,1,2 " + b"a" * 64 + b"\n", b"half a line\n"])
+def test_a_damaged_file_of_lists_is_named(damage, tmp_path):
+    (tmp_path / "opened").write_bytes(damage)
+    with pytest.raises(FedtideError, match="opened: damaged"):
+        three(tmp_path / "opened")

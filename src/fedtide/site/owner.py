@@ -7,7 +7,6 @@ with few models in a round. The server receives its mean loss to three digits, a
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Algorithm, Scores, Shard
-from fedtide.core.errors import FedtideError, printable
+from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.files import read_toml
+from fedtide.core.record import read_rounds
 from fedtide.core.trees import size_in_bytes
 from fedtide.draw.prose import counted
 from fedtide.fields.types import checked
@@ -114,9 +114,14 @@ class Owner:
         if number not in (range(self.rounds) or [-1]):  # a study without rounds judges before the first
             allowed = f"in rounds 0 to {self.rounds - 1}" if self.rounds else "before the first round"
             return f"it is judged {allowed}, and this is round {number}"
+        try:
+            judged = self._judged
+        except FedtideError as error:  # what was forgotten would be judged with more models
+            self.log(str(error))
+            return "its own record of evaluations cannot be read now"
         new = []
         for client in header["clients"]:
-            models = self._judged.setdefault((client, number, part, other), set())
+            models = judged.setdefault((client, number, part, other), set())
             if (its_model := _model_of(header, client, model)) not in models:
                 if len(models) >= MODELS:
                     return f"it was judged with {MODELS} models in round {number}, and with no more"
@@ -125,17 +130,22 @@ class Owner:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             append(self.record, "\n".join(map(json.dumps, new)))
         for *key, its_model in new:
-            self._judged[tuple(key)].add(its_model)
+            judged[tuple(key)].add(its_model)
         return None
 
     @cached_property
     def _judged(self) -> dict[Any, set[str]]:
-        """Digests of the models that each client was judged with, by round, part and use."""
+        """Digests of the models that each client was judged with, by round, part and use.
+
+        Raises:
+            FedtideError: the record is damaged.
+        """
         models: dict[Any, set[str]] = {}
-        for line in self.record.read_text(encoding="utf-8").splitlines() if self.record.is_file() else []:
-            with suppress(TypeError, ValueError):
-                *key, model = json.loads(line)
+        try:
+            for *key, model in read_rounds(self.record.parent, self.record.name):
                 models.setdefault(tuple(key), set()).add(model)
+        except UNREADABLE as error:
+            raise FedtideError(f"{self.record}: damaged ({error})") from None
         return models
 
 

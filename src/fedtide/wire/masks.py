@@ -63,7 +63,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.atomic import append
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.wire.keys import key_stream, library, sign, spell_public, verify_signature
 from fedtide.wire.shares import MOST, SECRET, deal, needed
 
@@ -245,6 +245,9 @@ class Masker:
         trusts: (name of a node, its registered key) -> why its word does not count; None if it does.
         lists: file of the lists that sums were opened for, and of the sets that shares were dealt among. So a node that
             is started again knows them. It has a line for each, with a digest and no secret. None keeps them in memory.
+
+    Raises:
+        FedtideError: the file is damaged.
     """
 
     def __init__(
@@ -262,10 +265,19 @@ class Masker:
         self._shown: dict[str, str] = {}
         self._sets: dict[str, set[str]] = {}
         self._latest: dict[int, int] = {}
-        for line in lists.read_text(encoding="ascii").splitlines() if lists is not None and lists.is_file() else ():
+        if lists is not None and lists.is_file():
+            try:
+                self._read_lists(lists.read_text(encoding="ascii"))
+            except UNREADABLE as error:
+                raise FedtideError(f"{lists}: damaged ({error}); allowed: what this node wrote there") from None
+
+    def _read_lists(self, text: str) -> None:
+        """Remember the lists that sums were opened for, and the sets that shares were dealt among."""
+        *whole, _ = text.split("\n")  # a kill may have left half a line, before anything was shown
+        for number, line in enumerate(whole, start=1):
             question, _, digest = line.rpartition(" ")
-            if len(digest) != 64:  # a kill left half of it, before anything was shown
-                continue
+            if len(digest) != 64:
+                raise ValueError(f"line {number}")
             if question.startswith(AMONG):
                 self._sets.setdefault(question.removeprefix(AMONG), set()).add(digest)
             elif question.startswith(SET):
