@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -118,6 +117,7 @@ def read(sent: SentQuestion, response: Response, heaviest: float) -> dict[int, R
                 word = REFUSED + one_line(error)
         elif word == ANSWERED and sent.post != "score" and (why := _fault(tree, sent, slot, heaviest)):
             word = REFUSED + one_line(why)
+        tree = tree if word == ANSWERED else None  # it may be large, and answers are kept until all have come
         answers[client] = Received(word, tree, client in answer.kept, sent.ask, response.seconds, answer.fewest)
     return answers
 
@@ -150,7 +150,7 @@ def _decoded(sent: SentQuestion, payload: bytes, answered: list[int]) -> Mapping
 def one_line(text: Any) -> str:
     """Return a stranger's words as one short line."""
     words = printable(" ".join(str(text)[: 2 * WORDS].split()))
-    return shorten(words, WORDS, placeholder=" ...")
+    return words if len(words) <= WORDS else f"{words[: WORDS - 4]} ..."
 
 
 def _word(word: str | None) -> str:
