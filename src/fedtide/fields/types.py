@@ -75,11 +75,12 @@ Text = Annotated[str, AfterValidator(lambda text: check_visible(text))]
 
 
 def _different(values: Any) -> Any:
-    seen = set[str]()
+    seen = set[Any]()
     for value in values:
-        if repr(value) in seen:  # tables are not hashable
+        same = {repr(value)} | ({(value,)} if isinstance(value, bool | int | float) else set())  # 1, 1.0 and true are one
+        if same & seen:
             raise ValueError(f"found {shown(value)} twice, allowed: each once")
-        seen.add(repr(value))
+        seen |= same
     return values
 
 

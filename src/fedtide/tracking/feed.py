@@ -95,6 +95,9 @@ class _MLflow:
     """A run of an experiment, found again by a tag; steps that it has are not sent again."""
 
     def __init__(self, track: MLflow, about: TrackedRun) -> None:
+        # Without these a server that is down would keep the study waiting for minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 

@@ -78,6 +78,7 @@ LEFT_OUT = [
     ({"x": N % 7, "label": N % 2, "when": np.array([f"week {n}" for n in N])},
      "when (named like a time, but row 0 is 'week 0': correct it, or say the form with --time-format)"),
     ({"a": N * 1e300, "b": N % 9, "y": N % 2}, "a (numbers beyond 3.4e+38, with which no model computes)"),
+    ({"a": N * 1e306, "b": N % 9, "y": N % 2}, "a (numbers beyond 3.4e+38, with which no model computes)"),
 ]  # fmt: skip
 
 

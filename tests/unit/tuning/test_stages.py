@@ -29,6 +29,8 @@ def searched(*methods, **changes):
     ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
     ({"low": 0}, "found neither, allowed: `low` and `high`, or `choices`"),
     ({"choices": [1], "low": 0}, "found `choices` and `low`, allowed: one of them"),
+    ({"choices": [0, 1, 0.0]}, "choices: found 0.0 twice, allowed: each once"),
+    ({"choices": [True, 1]}, "choices: found 1 twice, allowed: each once"),
 ])  # fmt: skip
 def test_a_range_that_cannot_be(range_, said):
     with pytest.raises(FedtideError, match=rf"^experiment: tune.ranges.method.local.lr[.:] ?{said}"):

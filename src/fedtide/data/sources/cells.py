@@ -769,7 +769,9 @@ class Column:
         for unit in ("seconds", "milliseconds", "microseconds", "nanoseconds"):
             if (dates.within_2000_to_2035(values / dates.EPOCHS[unit])).all():
                 return f"{unit} since 1970"
-        spreadsheet = dates.within_2000_to_2035((values - dates.EXCEL_1970) * 86400).all() and (values % 1).any()
+        with np.errstate(over="ignore"):
+            seconds = (values - dates.EXCEL_1970) * 86400
+        spreadsheet = dates.within_2000_to_2035(seconds).all() and (values % 1).any()
         return "days of a spreadsheet" if spreadsheet else ""
 
     @property
