@@ -24,13 +24,33 @@ from fedtide.report.summary import Judged
 DOCS = Path(__file__).parents[1] / "docs" / "results"
 MEASURES = ("worst_decile", "best", "down", "up", "seconds", "samples", "mean_over_rounds")
 DIGITS = 5
+WIDTH = 119
+"""Letters of a line of JSON, beside a comma."""
 COMMIT = ("git", "rev-parse", "--short", "HEAD")
 
 
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     """Write the file."""
-    text = json.dumps(collect(run_folder, recipe, float(minutes), note), indent=1, ensure_ascii=False)
-    (DOCS / f"{recipe}.json").write_text(text + "\n", encoding="utf-8")
+    write(DOCS / f"{recipe}.json", collect(run_folder, recipe, float(minutes), note))
+
+
+def write(path: Path, kept: dict[str, Any]) -> None:
+    """Write what is kept as JSON, in which a value stands on one line if that is short."""
+    path.write_text(as_json(kept) + "\n", encoding="utf-8")
+
+
+def as_json(value: Any, indent: int = 0, key: str = "") -> str:
+    """Spell a value behind its key and an indent."""
+    line = key + json.dumps(value, ensure_ascii=False)
+    if indent + len(line) <= WIDTH or not isinstance(value, dict | list):
+        return " " * indent + line
+    if isinstance(value, dict):
+        begin, end = "{}"
+        inner = [as_json(each, indent + 1, f"{json.dumps(name, ensure_ascii=False)}: ") for name, each in value.items()]
+    else:
+        begin, end = "[]"
+        inner = [as_json(each, indent + 1) for each in value]
+    return "\n".join([" " * indent + key + begin, ",\n".join(inner), " " * indent + end])
 
 
 def collect(run_folder: str, recipe: str, minutes: float, note: str) -> dict[str, Any]:

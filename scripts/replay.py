@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtide.runs.job import FleetKind
-from keep_results import DOCS, collect
+from keep_results import DOCS, collect, write
 
 DIVERGED = re.compile(r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)")
 """What is said of a run whose numbers are finite no more, as an attack makes them."""
@@ -57,9 +57,7 @@ def main() -> int:
         if asked.keep:
             place = DOCS if asked.seeds is None else DOCS / "fresh"
             place.mkdir(exist_ok=True)
-            kept_now = new if asked.seeds is None else brief(new)
-            text = json.dumps(kept_now, indent=1, ensure_ascii=False)
-            (place / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+            write(place / f"{name}.json", new if asked.seeds is None else brief(new))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
