@@ -1,11 +1,9 @@
 """The page of the league: its numbers by hand, on two worlds of two seeds."""
 
 import math
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 PM = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 
 

@@ -28,7 +28,7 @@ from fedtide.data.shift import (
 )
 from fedtide.data.shift.arrival import StreamPlan
 from fedtide.data.shift.concept_drift import ClusterDriftPlan, cut_across
-from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
+from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.who import Periodic
 from helpers.examples import examples
 from helpers.toys import PARTS
@@ -262,13 +262,6 @@ def test_everyone_holds_the_shared_rows_at_all_times(shared, each):
 
 
 # -- who may hold something else --------------------------------------------------------------------------------------
-
-
-class Turned(Reading):
-    """A kind of a user's own: inputs change with time, and nothing says so."""
-
-    def apply(self, x, y, group, time):
-        return x + time, y
 
 
 OTHERS = {

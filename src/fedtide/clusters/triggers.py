@@ -50,15 +50,6 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     return float(lengths(members[first], members[second], kind).mean(dtype=torch.float64))
 
 
-def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
-    """Return the length of the way that each center moved (K,).
-
-    >>> center_moves(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
-    tensor([1.])
-    """
-    return lengths(before, after, kind)
-
-
 @dataclass(frozen=True)
 class Event:
     """A round in which clients drifted, after their moves.
@@ -128,7 +119,7 @@ class Trigger(Protocol):
 def trigger_on(event: Event, trigger: Trigger, memo: Any, k_max: int) -> tuple[bool, Any, dict[str, float]]:
     """Return the decision on an event, the next memo, and the facts "theta" and "way" (the largest movement)."""
     fired = k_max > 1 and trigger.fires(memo, event)
-    far = float(center_moves(event.before, event.after, event.kind)[event.filled].max())
+    far = float(lengths(event.before, event.after, event.kind)[event.filled].max())
     facts = {"theta": theta(event.after, event.filled, event.kind), "way": far}
     return fired, trigger.after(memo, fired), facts
 
@@ -343,5 +334,5 @@ class Learned(Trigger):
 
 def _far(event: Event, tau: float) -> bool:
     """Tell whether some center of a cluster with members moved by tau theta or more; never for infinity."""
-    moved = float(center_moves(event.before, event.after, event.kind)[event.filled].max())
+    moved = float(lengths(event.before, event.after, event.kind)[event.filled].max())
     return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind)

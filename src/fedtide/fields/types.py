@@ -77,10 +77,10 @@ Text = Annotated[str, AfterValidator(lambda text: check_visible(text))]
 def _different(values: Any) -> Any:
     seen = set[Any]()
     for value in values:
-        same = {repr(value)} | ({(value,)} if isinstance(value, bool | int | float) else set())  # 1, 1.0 and true are one
-        if same & seen:
+        same = value if isinstance(value, bool | int | float) else repr(value)  # a table is not hashable
+        if same in seen:
             raise ValueError(f"found {shown(value)} twice, allowed: each once")
-        seen |= same
+        seen.add(same)
     return values
 
 

@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -32,7 +30,7 @@ from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.fields.user_code import current_folder
-from fedtide.fleets.this_machine import Scratch, search_path
+from fedtide.fleets.this_machine import Scratch, end_with_parent, search_path
 
 
 def write_shared(path: Path, tree: Tree) -> None:
@@ -138,13 +136,6 @@ def own_function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def watch(parent: int, every: float = 1.0) -> None:
-    """End this process as soon as the one that started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(every)
-    os._exit(0)
-
-
 def main(descriptor: int, folder: str) -> None:
     """Take calls until the pipe closes.
 
@@ -153,7 +144,7 @@ def main(descriptor: int, folder: str) -> None:
         folder: where large results are put.
     """
     torch.set_num_threads(1)
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     connection = Connection(descriptor)
     channel = PipeChannel(connection, Path(folder))
     while True:

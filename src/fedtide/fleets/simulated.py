@@ -25,7 +25,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.stopwatch import Stopwatch
-from fedtide.core.trees import children, is_node, same
+from fedtide.core.trees import same
 from fedtide.data.population import Population
 from fedtide.fleets.ask import (
     ABSTAINED,
@@ -47,6 +47,7 @@ from fedtide.fleets.engines import Engine, Host
 from fedtide.fleets.scoring import answers_of, concat_scores
 from fedtide.fleets.totals import BLOCKS, PLAIN, Block, Vectors, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS
+from fedtide.transforms.transform import models_in
 from fedtide.wire.ledger import Ledger, arrivals, eligible
 from fedtide.wire.pipeline import Wire
 
@@ -480,16 +481,9 @@ def _sends(query: Query, weights: Weights | tuple[Weights, ...]) -> bool:
         elif isinstance(sent, Weights):
             if k >= len(weights) or not same(sent, weights[k]):
                 return False
-        elif not all(any(same(model, other) for other in weights) for model in _models(sent)):
+        elif not all(any(same(model, other) for other in weights) for model in models_in(sent)):
             return False
     return True
-
-
-def _models(payload: Payload) -> list[Weights]:
-    """List all models in a payload."""
-    if isinstance(payload, Weights):
-        return [payload]
-    return [model for _, child in children(payload) for model in _models(child)] if is_node(payload) else []
 
 
 def _longest(seconds: Tensor) -> float:

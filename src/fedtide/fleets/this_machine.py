@@ -9,6 +9,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -126,3 +127,17 @@ def search_path() -> str:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def end_with_parent(every: float = 1.0) -> threading.Thread:
+    """End this process soon after the one that started it is gone; return the thread that waits for that."""
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        os._exit(0)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    return waiting

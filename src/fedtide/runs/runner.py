@@ -390,8 +390,6 @@ def evaluated(
         every: rounds between evaluations.
         start: of the rounds that are left; None begins.
     """
-    if every < 1 or rounds < 0:
-        raise refused("rounds, eval_every", (rounds, every), "0 or more, 1 or more")
     if start is None:
         start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=max(rounds, 1))
         if rounds == 0:

@@ -9,7 +9,6 @@ import secrets
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -88,17 +87,6 @@ def read_private_key(path: Path) -> Any:
     if not is_node_key(key):
         raise FedtideError(f"{path}: is a key of another kind, allowed: {KIND}")
     return key
-
-
-def end_with_parent() -> None:
-    """End this process soon after the one that started it is gone."""
-
-    def watch(parent: int) -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(0)
-
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _check_mode(path: Path, mode: int, allowed: str, chmod: str) -> None:

@@ -23,8 +23,9 @@ from typing import Any, TextIO
 
 from fedtide.core.atomic import is_locked, lock
 from fedtide.core.errors import FedtideError
+from fedtide.fleets.this_machine import end_with_parent
 from fedtide.remote.grpc.line import Answer, Caller, Failed, Line
-from fedtide.site.machine import Log, end_with_parent, read_private_key
+from fedtide.site.machine import Log, read_private_key
 
 STARTING = 300.0
 """Seconds that a worker may take until it has read its rows."""

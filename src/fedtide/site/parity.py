@@ -32,6 +32,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, ROLLBACKS, read_rounds, rolled_back
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.this_machine import end_with_parent
 from fedtide.laws.case import difference
 from fedtide.models.model_files import locate_model
 from fedtide.models.transformer import Transformer
@@ -43,7 +44,7 @@ from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
 from fedtide.site.client_rows import FileRows, host_without_rows
-from fedtide.site.machine import Log, end_with_parent
+from fedtide.site.machine import Log
 from fedtide.site.node_process import LineSettings, node_command, write_settings
 from fedtide.site.serve import serve
 from fedtide.site.site import Roster, Site

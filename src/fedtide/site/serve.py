@@ -103,7 +103,7 @@ class RosterFile:
 
 
 @dataclass
-class Watch:
+class Reporter:
     """Tells people and programs how a server is: a log and a status file.
 
     Args:
@@ -293,45 +293,45 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         carrier = GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=nodes)
         stack.callback(carrier.close)
         latest = RosterFile(site.root, site.roster, log)
-        watch = Watch(site, log, carrier, latest, len(read_rounds(site.record)))
+        reporter = Reporter(site, log, carrier, latest, len(read_rounds(site.record)))
         stack.enter_context(repeat(partial(_admit_keys, carrier, latest), LOOK, log))
         stack.enter_context(repeat(partial(_renew, site, log), DAY, log))
         if not site.run.exists():
             folder.create(site.experiment, site.run)
         if health is not None:
-            answers = Health(health, lambda: watch.look().model_dump(mode="json"), watch.page)
+            answers = Health(health, lambda: reporter.look().model_dump(mode="json"), reporter.page)
             stack.callback(answers.close)
             log.say("health", f"health: {answers.address}; a page: {answers.address.removesuffix('health')}")
-        stack.enter_context(repeat(watch.write, WRITE, log))
-        stack.enter_context(watch.ending())
+        stack.enter_context(repeat(reporter.write, WRITE, log))
+        stack.enter_context(reporter.ending())
         log.say("served", f"nodes are let in at {site.deploy.address}", address=site.deploy.address)
-        watch.phase, over = "playing", False
+        reporter.phase, over = "playing", False
         settle = time.monotonic() + SETTLE
 
         def waits(present: int) -> bool:
             nonlocal settle
             roster = latest.read()
-            if roster.clients > watch.site.roster.clients:
+            if roster.clients > reporter.site.roster.clients:
                 raise _Grown
             enough = roster.clients if rehearsed else site.fewest
             admitted = sum(len(node.clients) for node in roster.node if node.key is not None)
-            watch.wait_for(max(enough - present, 0), fleet.moment.round)
+            reporter.wait_for(max(enough - present, 0), fleet.moment.round)
             if present >= enough and (present >= admitted or time.monotonic() > settle):
                 settle = 0.0
                 return False
             return True
 
         while not over:
-            watch.site = site = replace(site, roster=latest.read())
+            reporter.site = site = replace(site, roster=latest.read())
             fleet, judge = judge_of(site, carrier, rehearsed, log, waits)
-            watch.fleet = fleet
+            reporter.fleet = fleet
             try:
                 for progress in play_rounds(site, fleet, judge, log, latest):
-                    watch.round, over = progress.round, progress.round == progress.rounds
+                    reporter.round, over = progress.round, progress.round == progress.rounds
             except _Grown:
                 continue
             over = over or latest.read().clients == site.roster.clients
-        watch.phase = OVER
+        reporter.phase = OVER
         if away := sum(node.key is not None and node.name not in carrier.present() for node in latest.read().node):
             log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)

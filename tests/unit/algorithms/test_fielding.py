@@ -17,8 +17,6 @@ from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from helpers.toys import TOY, played, toy
 
-TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
-
 
 def by_labels(*labels: int, **options):
     """Eight clients of one label each, so that label shares say everything; (run, experiment)."""

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fedtide.clusters.distance import lengths
 
 from fedtide.clusters.clusterer import MovingCenters
 from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, means
@@ -14,7 +15,6 @@ from fedtide.clusters.triggers import (
     Gain,
     Learned,
     Width,
-    center_moves,
     event_of,
     theta,
 )
@@ -79,7 +79,7 @@ def test_a_center_that_went_a_part_of_the_way_to_the_other_moved_by_that_part_of
     after = before.clone()
     after[0] += part * (before[1] - before[0])
     both = torch.ones(2, dtype=torch.bool)
-    assert center_moves(before, after, kind).tolist() == pytest.approx([part * theta(before, both, kind), 0.0])
+    assert lengths(before, after, kind).tolist() == pytest.approx([part * theta(before, both, kind), 0.0])
 
 
 # -- the trigger of Algorithm 2 ---------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
     x, label = corners(10)
     its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
     assert its.filled.tolist() == [False, True, True]
-    assert center_moves(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
+    assert lengths(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
     assert theta(its.after, its.filled, "l1") == pytest.approx(1.6)
     assert FixedFraction(tau=0.24).fires(None, its)
     assert not FixedFraction(tau=0.26).fires(None, its)
@@ -110,7 +110,7 @@ def test_a_whole_cluster_that_moves_onto_a_center_only_empties_its_own():
     x, label = corners(10)
     its = event(x, label, x[10:11], torch.arange(10))
     assert its.filled.tolist() == [False, True, True]
-    assert center_moves(its.before, its.after, "l1").tolist() == [0, 0, 0]
+    assert lengths(its.before, its.after, "l1").tolist() == [0, 0, 0]
     assert not FixedFraction(tau=0.01).fires(None, its)
 
 

@@ -52,7 +52,6 @@ def nested(leaf):
 
 
 trees = nested(st.integers() | st.none() | st.text(max_size=3) | st.floats(allow_nan=False))
-paths = st.text(max_size=3)
 
 
 # -- leaves and structure ----------------------------------------------------------------------------------------------

@@ -15,11 +15,9 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.fleets import pool as calls
 from fedtide.fleets import pool as pools
-from fedtide.fleets import pool as worker
 from fedtide.fleets.pool import LARGE, Pool
-from fedtide.fleets.this_machine import Scratch, remove_left_behind
+from fedtide.fleets.this_machine import Scratch, end_with_parent, remove_left_behind
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
 from helpers.toys import toy
@@ -152,8 +150,8 @@ def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
 
 def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(pool, tmp_path, monkeypatch):
     """Three times in earnest; processes take long to start, so that two have to do here."""
-    assert calls.DEATHS == 3
-    monkeypatch.setattr(calls, "DEATHS", 2)
+    assert pools.DEATHS == 3
+    monkeypatch.setattr(pools, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
     with pytest.raises(FedtideError, match=r"^a worker process died 2 times on the same work; giving up$"):
         list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
@@ -282,5 +280,5 @@ def test_a_worker_whose_program_is_gone_ends_whatever_it_is_at(monkeypatch):
     parents, ended = iter([7, 7, 1]), []
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(os, "_exit", ended.append)
-    worker.watch(7, every=0.0)
+    end_with_parent(every=0.0).join()
     assert ended == [0]

@@ -36,13 +36,6 @@ LARGE = {"model": {"kind": "mlp", "hidden": [600]}}
 """A model whose copy in a client's memory is a file."""
 
 
-def flags(folder: Path, deaths: int) -> str:
-    folder.mkdir()
-    for number in range(deaths):
-        (folder / str(number)).touch()
-    return str(folder)
-
-
 # -- without a cluster -------------------------------------------------------------------------------------------------
 
 

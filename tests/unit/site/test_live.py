@@ -29,7 +29,7 @@ from fedtide.site.live import View, describe_changes, follow
 from fedtide.site.machine import Health, Log
 from fedtide.site.owner import read_policy
 from fedtide.site.seat import Seat
-from fedtide.site.serve import Watch, hold
+from fedtide.site.serve import Reporter, hold
 from fedtide.site.site import Site
 from fedtide.site.status import OVER, Status
 from fedtide.site.tickets import Ticket
@@ -143,7 +143,7 @@ def test_a_page_on_the_loopback_shows_the_same_and_nothing_in_it_is_run(site):
     word = LastAnswer.of("berlin", 0.5, [HOSTILE]).word
     fleet: Any = SimpleNamespace(heard={"berlin": heard("berlin", 0.25, word), "<b>": heard("<b>", 2)})
     carrier: Any = SimpleNamespace(present=lambda: frozenset({"berlin"}), knocked=dict, rows_apart=lambda: (0, 0))
-    watch = Watch(site, Log(file=io.StringIO()), carrier, fleet=fleet, problem="<script>alert(1)</script>")
+    watch = Reporter(site, Log(file=io.StringIO()), carrier, fleet=fleet, problem="<script>alert(1)</script>")
     with closing(Health(0, dict, watch.page)) as health:
         address = health.address.removesuffix("health")
         code, page, headers = fetched(address)

@@ -27,7 +27,7 @@ from fedtide.core.record import ASKS
 from fedtide.runs.runner import Progress
 from fedtide.site.certificates import fingerprint, make_node_key, read_public_key
 from fedtide.site.machine import Health, Log
-from fedtide.site.serve import RosterFile, Watch, hold, play_rounds, repeat, survive_failures
+from fedtide.site.serve import Reporter, RosterFile, hold, play_rounds, repeat, survive_failures
 from fedtide.site.site import Roster, Site, read_roster, write_roster
 from fedtide.site.status import HEADER, Status, describe_status, list_nodes, list_reasons
 from helpers.carriers import host
@@ -41,7 +41,7 @@ def log() -> Log:
     return Log(file=io.StringIO())
 
 
-def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any) -> Watch:
+def reporter_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any) -> Reporter:
     """The reports of a server of one node."""
     experiment, deploy = SimpleNamespace(rounds=3), SimpleNamespace(zone="Europe/Berlin", wait="5m")
     site: Any = SimpleNamespace(
@@ -49,7 +49,7 @@ def watch_of(folder: Path, log: Log, present: Any = frozenset(), **settings: Any
         status=folder / "status.json",
     )  # fmt: skip
     carrier: Any = SimpleNamespace(present=lambda: present, knocked=dict, rows_apart=lambda: (0, 0))
-    return Watch(site, log, carrier, **settings)
+    return Reporter(site, log, carrier, **settings)
 
 
 def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path, log):
@@ -71,7 +71,7 @@ def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path, log):
 
 
 def test_work_that_fails_is_said_once_and_ends_nothing(tmp_path, log):
-    watch = watch_of(tmp_path / "status", log)
+    watch = reporter_of(tmp_path / "status", log)
     watch.site.status.parent.mkdir()
     with repeat(watch.write, 0.05, log):
         watch.site.status.parent.rename(tmp_path / "away")
@@ -84,7 +84,7 @@ def test_work_that_fails_is_said_once_and_ends_nothing(tmp_path, log):
 
 
 def test_a_server_says_for_whom_it_waits(tmp_path, log):
-    watch = watch_of(tmp_path, log)
+    watch = reporter_of(tmp_path, log)
     for _ in range(2):
         watch.wait_for(1, 2)
     first, second = log.file.getvalue().splitlines()
@@ -94,7 +94,7 @@ def test_a_server_says_for_whom_it_waits(tmp_path, log):
 
 
 def test_a_server_says_how_many_nodes_have_other_rows_and_never_which(tmp_path, log):
-    watch, counts = watch_of(tmp_path, log), [(0, 0), (1, 0), (1, 0), (2, 1)]
+    watch, counts = reporter_of(tmp_path, log), [(0, 0), (1, 0), (1, 0), (2, 1)]
     watch.carrier.rows_apart = lambda: counts.pop(0)
     found = [watch.look() for _ in range(len(counts))]
     assert [(status.disagreeing, status.warned) for status in found] == [(0, 0), (1, 0), (1, 0), (2, 1)]
@@ -110,7 +110,7 @@ def test_a_node_that_was_admitted_and_is_lost_is_asked_to_join_again(tmp_path, l
     """Its key came into the roster after the server began."""
     write_roster(tmp_path, Roster.of("berlin"))
     latest = RosterFile(tmp_path, read_roster(tmp_path), log)
-    watch = watch_of(tmp_path, log, latest=latest)
+    watch = reporter_of(tmp_path, log, latest=latest)
     watch.wait_for(1, 0)
     assert "berlin: not admitted" in log.file.getvalue()
     make_node_key(tmp_path / "berlin.key", tmp_path / "berlin.pub", "berlin")
@@ -125,7 +125,7 @@ def test_a_key_that_knocked_before_it_was_admitted_is_not_said_to_be_another(tmp
         make_node_key(tmp_path / f"{name}.key", tmp_path / f"{name}.pub", "berlin")
     own, other = (read_public_key(tmp_path / f"{name}.pub")[0] for name in ("berlin", "other"))
     write_roster(tmp_path, Roster.of("berlin"))
-    watch = watch_of(tmp_path, log, latest=RosterFile(tmp_path, read_roster(tmp_path), log), missing=1)
+    watch = reporter_of(tmp_path, log, latest=RosterFile(tmp_path, read_roster(tmp_path), log), missing=1)
     watch.carrier.knocked = lambda: {"berlin": own}
     assert f"it came with the key {fingerprint(own)}, which you compare with its owner" in watch.look().waiting[0]
     admitted = Roster.of("berlin").node[0].model_copy(update={"key": own})
@@ -138,7 +138,7 @@ def test_a_key_that_knocked_before_it_was_admitted_is_not_said_to_be_another(tmp
 def test_a_server_ends_if_clients_do_not_come_within_the_wait(tmp_path, log, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("fedtide.site.serve.time", SimpleNamespace(monotonic=lambda: now[0]))
-    watch = watch_of(tmp_path, log)
+    watch = reporter_of(tmp_path, log)
     for missing in (1, 0, 1):  # those that came in between begin the wait anew
         watch.wait_for(missing, 0)
         now[0] += 299
@@ -256,7 +256,7 @@ def test_a_server_that_is_gone_is_said_to_be_as_soon_as_it_is(site, log):
     assert [row[HEADER.index("connected")] for row in list_nodes(site, NOW)] == ["-", "-"]
     status(phase="over").write(site.status)
     assert any("all 4 rounds are played" in line for line in describe_status(site, NOW + timedelta(days=9)))
-    watch = watch_of(site.root, log, phase="playing")
+    watch = reporter_of(site.root, log, phase="playing")
     for error, problem in ((KeyboardInterrupt(), []), (FedtideError("no disk"), ["problem: no disk"])):
         with pytest.raises(type(error)), repeat(watch.write, 5.0, log), watch.ending():
             raise error
