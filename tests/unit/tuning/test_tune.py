@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from fedtide.config import read
+from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.report.study import read_study
@@ -16,7 +16,7 @@ from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.tune import READY, TRIALS, LiveTuning, execute, load, read_tuning
-from helpers.studies import PROX, RATE, A, made, result_of, tuning
+from helpers.studies import PROX, RATE, A, made, result_of, tunable, tuning
 
 MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {
@@ -329,3 +329,25 @@ def test_memory_of_clients_is_gone_after_a_trial(tmp_path):
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     assert sorted(path.name for path in root.iterdir()) == ["config.toml", "environment.json", TRIALS, READY]
+
+
+def test_windows_in_which_nobody_holds_rows_count_for_no_trial(tmp_path):
+    """A calendar has a gap of sixteen days, in which there is nobody to judge."""
+    days = [*range(1, 9), *range(25, 32)]
+    rows = [f"u{n % 4},2024-01-{days[n // 16]:02d},{n % 5},{n % 3},k{n % 2}" for n in range(16 * len(days))]
+    (tmp_path / "gap.csv").write_text("\n".join(["user,time,a,b,label", *rows]) + "\n")
+    names = {"label": "label", "client": "user", "time": "time", "features": ["a", "b"]}
+    raw = tunable(tune={"trials": 4, "seeds": [0]}, rounds=7, eval_every=1)
+    raw["data"] = {
+        "source": {"kind": "csv", "path": str(tmp_path / "gap.csv"), **names},
+        "partition": {"kind": "natural"},
+        "split": {"val": 0.3},
+    }
+    raw["shift"] = {"what": {"kind": "calendar", "window": "4d"}}
+    experiment = from_dict(raw, timed=False)
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    trials = lines(root)
+    assert {trial["state"] for trial in trials} <= {"finished", "pruned"}
+    finished = [trial for trial in trials if trial["state"] == "finished"]
+    assert {len(trial["curves"][0]["rounds"]) for trial in finished} == {len(days) // 4 + 1}
