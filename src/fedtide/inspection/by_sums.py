@@ -773,13 +773,8 @@ class Reading:
 
     def _judged_ahead(self) -> tuple[Ahead, dict[str, Against]]:
         """Return how models of the past predict, and their gains with the spread of judging rows."""
-        fitted, judged = self._half_moments
-        rows, *off = self.sums["next"]["ahead"]
-        seen, before = ahead_of(fitted, judged), max((int(self._block.max()) + 1) // 3, 1)
-        past = np.cumsum(fitted.b + judged.b, 0)[before - 1 : -1], np.cumsum(fitted.rows + judged.rows)[before - 1 : -1]
-        then = Moments(judged.a[before:], judged.b[before:], judged.t[before:])
-        whole = max(float(then.squares(past[0][:, -1] / np.maximum(past[1], 1)[:, None]).sum()), 1e-12)
-        spread = [np.sqrt(max(off[2 + at] - off[at] ** 2 / max(rows, 1), 0.0)) / whole for at in range(2)]
+        seen, (rows, *off) = ahead_of(*self._half_moments), self.sums["next"]["ahead"]
+        spread = [np.sqrt(max(off[2 + at] - off[at] ** 2 / max(rows, 1), 0.0)) / seen.whole for at in range(2)]
         return seen, {
             "recent": Against(seen.recency, 0.0, float(spread[0])),
             "itself": Against(seen.cost, 0.0, float(spread[1])),

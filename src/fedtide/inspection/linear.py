@@ -334,12 +334,14 @@ class Ahead:
         recent: the last three.
         itself: half of the next block itself, in place of as many rows of all blocks before; a bound of the gain.
         blocks: (blocks, 3) of each block.
+        whole: the sum of squares that they have to explain.
     """
 
     past: float
     recent: float
     itself: float
     blocks: np.ndarray
+    whole: float
 
     @property
     def recency(self) -> float:
@@ -375,8 +377,9 @@ def ahead_of(fitted: Moments, judged: Moments, last: int = 3) -> Ahead:
     then = Moments(judged.a[now], judged.b[now], judged.t[now])
     whole = then.squares(past[0][:, -1] / np.maximum(past[1], 1)[:, None])
     error = np.stack([then.single_errors(model) for model in models], 1)
-    seen, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
-    return Ahead(float(seen), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])
+    in_all = max(float(whole.sum()), 1e-12)
+    seen, recent, itself = 1 - error.sum(0) / in_all
+    return Ahead(float(seen), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None], in_all)
 
 
 def models_ahead(fitted: Moments, judged: Moments, last: int = 3) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:

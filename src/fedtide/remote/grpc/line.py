@@ -142,6 +142,13 @@ class Closed(Exception):
     """The server ended the stream, or could not be reached; the text says why."""
 
 
+def reason_of(error: Closed | Broken | TimeoutError) -> str:
+    """Return why a stream with a server is over, as `meaning` reads it."""
+    if isinstance(error, TimeoutError):
+        return "was silent"
+    return f"broken: {error}" if isinstance(error, Broken) else str(error)
+
+
 Answer = Callable[[bytes, bytes, float], tuple[bytes, bytes]]
 """Answers a question: header, payload and seconds in, header and payload out."""
 
@@ -191,12 +198,8 @@ class Line:
                     if await self._talk():
                         return self.say("the study is over")
                     why = "Socket closed"
-                except Closed as error:
-                    why = str(error)
-                except Broken as error:
-                    why = f"broken: {error}"
-                except TimeoutError:
-                    why = "was silent"
+                except (Closed, Broken, TimeoutError) as error:
+                    why = reason_of(error)
                 cause = meaning(why)
                 is_new = self.let_in is None or not self.let_in.exists()
                 if cause.kind == "over" or (cause.kind == "wrong" and is_new):
@@ -330,15 +333,8 @@ async def tell_disagreement(caller: Caller) -> None:
                 raise Closed(await _why(call) or str(error)) from None
             finally:
                 call.cancel()
-    except Closed as error:
-        why = str(error)
-    except Broken as error:
-        why = f"broken: {error}"
-    except TimeoutError:
-        why = "was silent"
-    else:
-        return
-    raise FedtideError(f"server {caller.address}: {meaning(why).line}")
+    except (Closed, Broken, TimeoutError) as error:
+        raise FedtideError(f"server {caller.address}: {meaning(reason_of(error)).line}") from None
 
 
 async def _introduce(caller: Caller, call: Any, end: Any, kind: str, wanted: str) -> None:
