@@ -189,8 +189,7 @@ def read_tracker(text: str) -> Track:
         raise unknown("track", kind, TRACKERS)
     if place and kind == "wandb":
         return WandB(project=place)
-    tracker: Track = TypeAdapter(Track).validate_python(by_kind(text))
-    return tracker
+    return TypeAdapter(Track).validate_python(by_kind(text))
 
 
 def check_installed(track: Track) -> None:

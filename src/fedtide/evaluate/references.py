@@ -180,8 +180,7 @@ def fit_trees(target: Target, x: Tensor, y: Tensor) -> Trees | None:
         make = (
             HistGradientBoostingRegressor(loss=loss, **options) if loss else HistGradientBoostingClassifier(**options)
         )
-        predict: Callable[[np.ndarray], np.ndarray] = make.fit(x.flatten(1).cpu().numpy(), labels).predict
-        return predict
+        return make.fit(x.flatten(1).cpu().numpy(), labels).predict
 
     values = y.double().numpy()
     with threadpool_limits(1):

@@ -343,8 +343,7 @@ def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Al
             else:
                 totals = [None] * len(payload) if total is None else total
                 message = [WithPlans(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
-            reply: Reply = fleet.ask("train", clients, message, **options)
-            return reply
+            return fleet.ask("train", clients, message, **options)
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 

@@ -300,8 +300,7 @@ class RayPool(Processes[_ActorState]):
     @property
     def processes(self) -> list[int]:
         """Process ids, each on its own node."""
-        pids: list[int] = self._ray.get([seat.process for seat in self.members], timeout=BEGIN_SECONDS)
-        return pids
+        return self._ray.get([seat.process for seat in self.members], timeout=BEGIN_SECONDS)
 
     def share(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Put a tree into the object store, from which each node that needs it takes one copy."""

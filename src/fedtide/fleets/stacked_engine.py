@@ -46,7 +46,7 @@ class Working:
             self.request = self._drawing(lambda: self.steps.send(result))
         except StopIteration as end:
             self.request = None
-            return end.value  # type: ignore[no-any-return]
+            return end.value
         return None
 
     @property

@@ -487,8 +487,7 @@ class Reading:
     @cached_property
     def _hot(self) -> np.ndarray:
         """Centered one-hot labels (labels, labels)."""
-        hot: np.ndarray = np.eye(self._labels) - self._shares
-        return hot
+        return np.eye(self._labels) - self._shares
 
     def _moments(self, squares: np.ndarray, by_label: np.ndarray) -> Moments:
         """Return sums of members whose targets are labels: of packed z'z, and z by label (members, labels, d)."""

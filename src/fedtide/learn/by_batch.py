@@ -110,8 +110,7 @@ class ModelByBatch:
 
     def trained(self) -> Weights:
         """Return the weights now, on the CPU."""
-        after: Weights = map_leaves(to_cpu, self.weights)
-        return after
+        return map_leaves(to_cpu, self.weights)
 
 
 @dataclass(frozen=True, eq=False)

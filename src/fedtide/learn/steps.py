@@ -119,7 +119,7 @@ def run_steps(steps: Steps[T]) -> T:
         try:
             request = steps.send(result)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value
         result = request.run_single()
 
 
@@ -174,8 +174,7 @@ class Train:
 
     @property
     def _loss(self) -> Loss:
-        loss: Loss = self.task.loss if self.loss is None else self.loss
-        return loss
+        return self.task.loss if self.loss is None else self.loss
 
     def run_single(self) -> Fitted:
         """Train one client."""

@@ -104,8 +104,7 @@ class OfTarget:
 
     def each(self, outputs: Tensor, y: Tensor, shared: None, eps: float = 0.0) -> Tensor:
         """Return the loss of every row; a number that is smoothed would be another number."""
-        losses: Tensor = self.target.each(outputs, y)
-        return losses
+        return self.target.each(outputs, y)
 
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""

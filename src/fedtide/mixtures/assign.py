@@ -129,8 +129,7 @@ def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
     # Each key is shifted by more digits than a sum of the lower keys has.
     below_odds = (2 * m * m * groups).bit_length()
     below_likely = below_odds + 61 + (2 * m).bit_length()
-    values: np.ndarray = likely * 2**below_likely + odds_60 * 2**below_odds + ids
-    return values
+    return likely * 2**below_likely + odds_60 * 2**below_odds + ids
 
 
 def _whole(x: Tensor, digits: int) -> np.ndarray:

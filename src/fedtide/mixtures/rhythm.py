@@ -65,8 +65,7 @@ def weights_of(counts: Array) -> Array:
     array([0.5, 0.5, 1. , 2. ])
     """
     capped = np.minimum(counts, 10 * np.median(counts))
-    weights: Array = capped / capped.mean()
-    return weights
+    return capped / capped.mean()
 
 
 def slowest(series: Array, directions: int = 1, weights: Array | float = 1.0) -> tuple[Array, Array]:
@@ -118,8 +117,7 @@ def gains(times: Array, values: Array, frequencies: Array, weights: Array | floa
     product = waves.transpose(0, 2, 1) @ values
     explained = (product * np.linalg.solve(inner, product)).sum(1)
     total = (values**2).sum(0) + 1e-300
-    gain: Array = -n * np.log(np.maximum(1 - explained / total, 1e-3)) - waves.shape[2] * np.log(n)
-    return gain
+    return -n * np.log(np.maximum(1 - explained / total, 1e-3)) - waves.shape[2] * np.log(n)
 
 
 def best_period(times: Array, values: Array, weights: Array | float = 1.0) -> tuple[float, float]:
@@ -320,8 +318,7 @@ def folded(times: Array, values: Array, period: float, at: Array, weights: Array
     phases = np.abs((at[:, None] - times[None]) / period)
     phases = np.minimum(phases % 1, -phases % 1)
     kernel = weights * (np.exp(-0.5 * (phases / WIDTH) ** 2) + 1e-300)
-    mean: Array = kernel @ values / kernel.sum(1, keepdims=True)
-    return mean
+    return kernel @ values / kernel.sum(1, keepdims=True)
 
 
 def extremes(points: Array, groups: int) -> Array:
@@ -357,8 +354,7 @@ def shares_between(points: Array, corners: Array) -> Array:
     edges = (corners[1:] - corners[0]).T
     others = (points - corners[0]) @ np.linalg.pinv(edges).T
     shares = np.concatenate([1 - others.sum(1, keepdims=True), others], 1).clip(0, 1)
-    normalized: Array = shares / shares.sum(1, keepdims=True)
-    return normalized
+    return shares / shares.sum(1, keepdims=True)
 
 
 def order_like(shares: Array, past: Array) -> NDArray[np.int64]:
@@ -375,8 +371,7 @@ def order_like(shares: Array, past: Array) -> NDArray[np.int64]:
     from scipy.optimize import linear_sum_assignment
 
     covariance = (past - past.mean(0)).T @ (shares - shares.mean(0))
-    order: NDArray[np.int64] = linear_sum_assignment(-covariance)[1]
-    return order
+    return linear_sum_assignment(-covariance)[1]
 
 
 def _waves(times: Array, frequencies: Array) -> Array:
@@ -393,8 +388,7 @@ def _grid(n: int) -> Array:
 
 def _mean(values: Array, root: Array) -> Array:
     """Return the mean over rounds, by the roots of their weights."""
-    mean: Array = (root**2 * values).mean(0)
-    return mean
+    return (root**2 * values).mean(0)
 
 
 def _step(times: Array) -> float:

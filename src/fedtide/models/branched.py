@@ -176,8 +176,7 @@ class Branches(nn.Module):
     def shared(self, x: Tensor) -> Tensor:
         """Return the features that all copies take."""
         # The id of a token is no quantity, so a model of tokens says what stands for them.
-        features: Tensor = getattr(self.copies[0], "embedded", nn.Identity())(x)
-        return features
+        return getattr(self.copies[0], "embedded", nn.Identity())(x)
 
 
 class Branched(nn.Module):

@@ -84,7 +84,7 @@ class Lower:
         features = _Features.apply(tokens, lambda rows: self._features(base, rows, run))
 
         def give(*_: Any, **__: Any) -> Tensor:
-            return features  # type: ignore[no-any-return]
+            return features
 
         with _instead(self._all(base)[: self.count], give):
             return run(tokens)

@@ -18,8 +18,7 @@ OWN_MODELS: Mapping[str, str] = {"personalized": "its clients keep models of the
 
 def take_own_model(payload: Weights, memory: Any) -> Weights:
     """Return the model that a client keeps as its "own"."""
-    model: Weights = memory["own"]
-    return model
+    return memory["own"]
 
 
 def by_own_weights(task: Task, weights_of: Callable[[Weights, Any], Weights] = take_own_model) -> Any:

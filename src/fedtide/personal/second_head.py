@@ -43,8 +43,7 @@ class TwoHeads:
     def predict(self, payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
         """Predict samples by the sum of G and the P that their clients keep as their "own"."""
         by_sum = by_own_weights(self.task, lambda _, memory: self.join(payload, memory["own"]))
-        prediction: Prediction = by_sum(self.join(payload, None), memories, x, owner)
-        return prediction
+        return by_sum(self.join(payload, None), memories, x, owner)
 
 
 def is_own(name: str) -> bool:

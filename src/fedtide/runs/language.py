@@ -202,8 +202,7 @@ def continue_greedily(network: nn.Module, prompt: list[int], tokens: int, tokeni
             pad_token_id=padding_of(tokenizer),
         )  # fmt: skip
         x = torch.tensor([prompt])
-        ids: list[int] = base.generate(x, attention_mask=torch.ones_like(x))[0, len(prompt) :].tolist()
-        return ids
+        return base.generate(x, attention_mask=torch.ones_like(x))[0, len(prompt) :].tolist()
     ids = []
     while len(ids) < tokens and (not ids or ids[-1] != tokenizer.eos_token_id):
         ids.append(int(network(torch.tensor([[*prompt, *ids]]))[0, -1].argmax()))

@@ -273,8 +273,7 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities (rows, classes)."""
         logp = torch.stack([network(x).log_softmax(-1) for network in self.networks], -1)
-        mixed: Tensor = (logp + self.get_buffer("shares").log()).logsumexp(-1)
-        return mixed
+        return (logp + self.get_buffer("shares").log()).logsumexp(-1)
 
 
 def mixed(

@@ -191,8 +191,7 @@ def keep_home(
             def predict_group(memory: Memory, members: Tensor, rows: Tensor) -> Prediction:
                 full, inner, *_ = fill(payload, memory)
                 places = torch.searchsorted(members, owner[rows])
-                prediction: Prediction = predict(full, [inner] * len(members), x[rows], places)
-                return prediction
+                return predict(full, [inner] * len(members), x[rows], places)
 
             return predict_by_memory(memories, owner, predict_group)
 
@@ -250,8 +249,7 @@ class Sending:
     def ask(self, question: str, clients: Tensor, payload: Any, **options: Any) -> Reply:
         """Ask some clients one question."""
         sent = each_slot(payload, options, lambda part: Sent(self._strip(part), self._seed))
-        reply: Reply = self._fleet.ask(question, clients, sent, **options)
-        return reply
+        return self._fleet.ask(question, clients, sent, **options)
 
     def score(self, payload: Any, clients: Tensor, **options: Any) -> Any:
         """Judge predictions on the rows of some clients."""

@@ -138,8 +138,7 @@ class OnNeed(Transform):
                         shown.update(judged=right / rows, level=need.level)
                 if not need.trains:
                     return Reply(None, {}, clients[:0], torch.empty(0, dtype=torch.float64), Cost())
-                reply: Reply = fleet.ask("train", clients, payload, **options)
-                return reply
+                return fleet.ask("train", clients, payload, **options)
 
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)
             return Extended(inner, need), {**facts, **shown}

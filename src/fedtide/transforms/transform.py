@@ -121,8 +121,7 @@ class Through:
         """Ask some clients one question."""
         if question == "train":
             return self._train(clients, payload, **options)
-        reply: Reply = self._fleet.ask(question, clients, payload, **options)
-        return reply
+        return self._fleet.ask(question, clients, payload, **options)
 
 
 def keep_beside(

@@ -96,8 +96,7 @@ Entries = Annotated[tuple[dict[str, Any], ...], AfterValidator(written_out), Fie
 
 def methods_of(tables: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
     """Return the methods of the tables of entries."""
-    methods: tuple[Method, ...] = _study_of(tables).method
-    return methods
+    return _study_of(tables).method
 
 
 @dataclass(frozen=True)
@@ -373,13 +372,11 @@ class Entrant:
 
     def ask(self, question: str, clients: Tensor, payload: Payload, **options: Any) -> Reply:
         """Ask some clients one question."""
-        reply: Reply = self._fleet.ask(question, clients, self._sent(payload, options), **options)
-        return reply
+        return self._fleet.ask(question, clients, self._sent(payload, options), **options)
 
     def score(self, payload: Payload, clients: Tensor, **options: Any) -> Scores:
         """Judge predictions on the clients' own rows."""
-        scores: Scores = self._fleet.score(self._sent(payload, options), clients, **options)
-        return scores
+        return self._fleet.score(self._sent(payload, options), clients, **options)
 
     def _sent(self, payload: Payload, options: Mapping[str, Any]) -> Payload:
         return each_slot(payload, options, partial(Played, self._entry))

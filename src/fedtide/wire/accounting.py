@@ -271,8 +271,7 @@ def sampled_delta(epsilons: Vector, mu: float, rate: float) -> Vector:
 
     ratio = np.exp(epsilons)
     x = np.log1p((ratio - 1) / rate) / mu + mu / 2  # beyond it the first density is more than `ratio` times the other
-    delta: Vector = rate * ndtr(mu - x) - (ratio - 1 + rate) * ndtr(-x)
-    return delta
+    return rate * ndtr(mu - x) - (ratio - 1 + rate) * ndtr(-x)
 
 
 def _least(holds: Callable[[float], bool], width: float = PRECISE) -> float:

@@ -203,8 +203,7 @@ def add_stream(total: Numbers, seed: bytes, *, add: bool = True) -> None:
 def derived(secret: bytes, info: bytes) -> bytes:
     """Return a secret for one purpose, HKDF with SHA-256."""
     primitives = library().hazmat.primitives
-    result: bytes = primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
-    return result
+    return primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
 
 
 def seed_of(secret: bytes, part: int) -> bytes:
@@ -603,8 +602,7 @@ def has_idle_bit(public: str) -> bool:
 
 def spell_key(private: Any) -> str:
     """Return the public half of a key in hexadecimal digits."""
-    public: str = private.public_key().public_bytes_raw().hex()
-    return public
+    return private.public_key().public_bytes_raw().hex()
 
 
 def key_of_sum(secret: bytes, context: Context, client: int) -> Any:

@@ -98,8 +98,7 @@ def periodic_shares(curve: str, time: float, period: float, exponent: float, gro
     s = math.fmod(time, period)
     s += period if s < 0 else 0.0
     if curve == "block":
-        turn: np.ndarray = np.eye(groups)[min(int(s * groups / period), groups - 1)]
-        return turn
+        return np.eye(groups)[min(int(s * groups / period), groups - 1)]
     peaks = np.arange(groups) * period / groups
     distance = np.abs(s - peaks)
     hat = np.maximum(0.0, 1 - groups * np.minimum(distance, period - distance) / period)

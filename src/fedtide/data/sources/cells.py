@@ -86,8 +86,7 @@ class Cells:
 
     def texts(self, name: str) -> list[str]:
         """Return a column of texts, without the space around cells."""
-        texts: list[str] = self.columns[name].texts.tolist()
-        return texts
+        return self.columns[name].texts.tolist()
 
     def numbers(self, name: str, hint: str = "", *, gaps: bool = False) -> np.ndarray:
         """Return a column of numbers; raise for a cell that is none. With `gaps` a missing number is NaN.
@@ -862,8 +861,7 @@ def format_times(time: np.ndarray) -> list[str]:
     if np.abs(time).max() < YEAR_1973:
         return [f"{at:.15g}" for at in time]
     unit: Literal["s", "ms"] = "s" if (time == np.round(time)).all() else "ms"
-    texts: list[str] = np.datetime_as_string(np.round(time * 1e3).astype("datetime64[ms]"), unit=unit).tolist()
-    return texts
+    return np.datetime_as_string(np.round(time * 1e3).astype("datetime64[ms]"), unit=unit).tolist()
 
 
 def parse_time(where: str, cell: str) -> float:

@@ -134,8 +134,7 @@ class Features:
         return torch.from_numpy(np.concatenate(parts, 1))
 
     def _fill(self, means: np.ndarray) -> np.ndarray:
-        filled: np.ndarray = np.where(np.isnan(self.numbers), means, self.numbers)
-        return filled
+        return np.where(np.isnan(self.numbers), means, self.numbers)
 
 
 @ingredient

@@ -125,7 +125,7 @@ class Plan:
     def last_input(self) -> Tensor:
         """Return the input of the last layer in the last pass."""
         value = [self.rows, *self.made][-2]
-        return value.now if value is self.rows else value  # type: ignore[no-any-return]
+        return value.now if value is self.rows else value
 
     def once(self, function: Callable[..., object], *arguments: Any) -> None:
         """Note an operation that is not done in each pass."""
@@ -144,7 +144,7 @@ class Plan:
     def hold(self, x: Any, name: object) -> Tensor:
         """Return the input of a layer in storage: rows are copied, once if all clients have the same."""
         if not isinstance(x, Input):
-            return x  # type: ignore[no-any-return]
+            return x
         into = self.room.take(name, copies_of(x), *x.shape[1:])
         self.copy(into, x)
         return into.expand(x.shape)

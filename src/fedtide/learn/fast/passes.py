@@ -99,7 +99,7 @@ class ModulePasses:
         if self.feature is None:
             return None
         if self.feature == "branches":
-            return plan.made[-1].transpose(0, 1).flatten(1)  # type: ignore[no-any-return]
+            return plan.made[-1].transpose(0, 1).flatten(1)
         return x if self.copies else plan.last_input()[0]
 
     def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
@@ -129,7 +129,7 @@ class ModulePasses:
         torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
         if plan.by_features is not None:
             plan.by_features.mul_(share)
-        return losses.sum() * share  # type: ignore[no-any-return]
+        return losses.sum() * share
 
     def _differentiated(
         self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
@@ -150,4 +150,4 @@ class ModulePasses:
         if any(leaf is not None for leaf in others):
             return None
         dy.zero_() if by_logits is None else dy.copy_(by_logits)
-        return value.detach()  # type: ignore[no-any-return]
+        return value.detach()

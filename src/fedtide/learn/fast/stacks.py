@@ -338,11 +338,11 @@ class FuncStack:
 
         def features_of(params: list[Tensor], others: list[Tensor], x: Tensor) -> Tensor:
             _, features = functional_call(self.scratch.module, self._named(params, others), (x,))
-            return features  # type: ignore[no-any-return]
+            return features
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", LOOPED)
-            return vmap(features_of)(params, others, x)  # type: ignore[no-any-return]
+            return vmap(features_of)(params, others, x)
 
     def gradient(
         self, params: list[Tensor], others: list[Tensor], *rows: Any, rate: float | None = None

@@ -360,8 +360,7 @@ async def _piece(call: Any, end: Any) -> bytes:
     piece = await call.read()
     if piece is end:
         raise Closed(await _why(call))
-    content: bytes = piece
-    return content
+    return piece
 
 
 async def _write(call: Any, out: asyncio.Queue[Message]) -> bool:
