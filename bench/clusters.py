@@ -23,7 +23,6 @@ from rich.table import Table
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
@@ -132,7 +131,7 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
     """A line for FedAvg, one for each algorithm and K; all take turns, and ratios are of the same turn."""
     work = WORKS[name]
     parsed = experiment(work, algorithms)
-    hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
+    hosts = {method.name: host_of(parsed, method, SEED) for method in parsed.method}
     acts = {**passes(parsed, hosts["fedavg"]), **{key: player(host) for key, host in hosts.items()}}
     for key, host in hosts.items():
         if key.split()[0] in TOGETHER:

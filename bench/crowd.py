@@ -20,7 +20,6 @@ from rich.console import Console
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
@@ -62,7 +61,7 @@ def probe(kind: str, clients: int, cohort: int, seconds: float, models: int | No
     """In a process of its own: start, play for so long and two rounds at least, and say what it took."""
     experiment = crowd(kind, clients, cohort, models)
     before = resident()
-    host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], SEED)
     fleet = SimulatedFleet(host.population, LocalEngine(host))
     steps = play(
         host.algorithm, fleet, begin(host.algorithm, fleet, seed=SEED, rounds=1_000_000), seed=SEED, rounds=1_000_000

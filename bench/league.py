@@ -29,7 +29,6 @@ from fedtide.algorithms.fedpac import mix_shares
 from fedtide.cohorts import Everyone
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment, Shard
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.stacked_engine import StackedEngine
@@ -238,7 +237,7 @@ def least(act: Callable[[], Any], seconds: float) -> float:
 def measured(fleet: str, algorithms: list[str], repeats: int) -> list[dict[str, Any]]:
     """A line for each method; all take turns."""
     parsed = experiment(algorithms)
-    hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
+    hosts = {method.name: host_of(parsed, method, SEED) for method in parsed.method}
     task = task_of(parsed, parsed.method[0], hosts["rounds"].population.rows)
     last = freeze_layers(task, match_layers(task, (TRUNK,), "layers"))
     for epochs in (1, MORE):

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Moment
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
@@ -70,7 +69,7 @@ def judged() -> Experiment:
 
 def ready(experiment: Experiment) -> tuple[Host, SimulatedFleet]:
     """The experiment's only method in this process, on one thread."""
-    host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], SEED)
     return host, SimulatedFleet(host.population, LocalEngine(host))
 
 

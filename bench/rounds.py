@@ -26,7 +26,6 @@ from rich.table import Table
 from fedtide.config import Experiment
 from fedtide.core.base import Weights
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.fleets.engines import Engine, Host, LocalEngine, WorkersEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.ray_pool import RayPool
@@ -174,7 +173,7 @@ class Player:
 def player(work: Work, contender: Contender, *, batch: int) -> Iterator[Player]:
     """A contender ready to play; its processes end with the block."""
     parsed = experiment(work, batch=batch, settings=contender.settings)
-    host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
+    host = host_of(parsed, parsed.method[0], SEED)
     with ExitStack() as stack:
         if contender.peer is not None:
             job = _job(work, host, batch, Path(stack.enter_context(tempfile.TemporaryDirectory())))
@@ -317,7 +316,7 @@ def apart(name: str, contender: Contender) -> dict[str, int | float | None]:
     with tempfile.TemporaryDirectory() as folder:
         work = WORKS[name]
         parsed = experiment(work, batch=work.batch)
-        host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
+        host = host_of(parsed, parsed.method[0], SEED)
         job = _job(work, host, work.batch, Path(folder))
         try:
             first, peak = peer_alone(contender.name, WAYS[contender.kind], job, contender.threads, WARM_UP)

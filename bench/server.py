@@ -23,7 +23,6 @@ from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.config import Experiment, from_dict
 from fedtide.core.base import Algorithm, Moment, Reply, State, Weights
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
@@ -119,7 +118,7 @@ def experiment(network: str) -> Experiment:
 def hosts(parsed: Experiment) -> Iterator[tuple[Host, SimulatedFleet]]:
     """Each method in this process, on one thread."""
     for method in parsed.method:
-        host = host_of(parsed, method, SEED, MemoryStore(None))
+        host = host_of(parsed, method, SEED)
         yield host, SimulatedFleet(host.population, LocalEngine(host))
 
 

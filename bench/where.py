@@ -25,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
@@ -56,7 +55,7 @@ PRODUCTS, SHIFTED = next(iter(PARTS)), "shifted lines of pictures"
 def player(work: Work, count: int, fleet: str) -> tuple[Host, Any]:
     """The host, and what plays one round."""
     parsed = experiment(work, batch=work.batch)
-    host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
+    host = host_of(parsed, parsed.method[0], SEED)
     simulated = SimulatedFleet(host.population, FLEETS[fleet](host, count))
     start = begin(host.algorithm, simulated, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, simulated, start, seed=SEED, rounds=ENDLESS)

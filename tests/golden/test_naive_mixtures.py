@@ -151,7 +151,7 @@ def pfedem_run():
 def test_naive_predictions_of_pfedem_agree(inference):
     run, space = pfedem_run()
     infers = experiment_of("pfedem", {"inference": inference}, "linear")
-    run = replace(run, host=host_of(infers, infers.method[0], 0, MemoryStore(None)))
+    run = replace(run, host=host_of(infers, infers.method[0], 0))
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)

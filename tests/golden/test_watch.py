@@ -15,7 +15,6 @@ import fedtide as ft
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment, Sum
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws import every
@@ -252,7 +251,7 @@ def test_without_river_one_line_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "river.drift", None)
     experiment = toy("fedavg", {"transforms": ["watch"]})
     with pytest.raises(FedtideError, match=r'"watch" needs river; pip install "fedtide\[watch\]"'):
-        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host_of(experiment, experiment.method[0], 0)
 
 
 # -- what clients count ------------------------------------------------------------------------------------------------

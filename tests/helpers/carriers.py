@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core import codec
-from fedtide.core.memory import MemoryStore
 from fedtide.fleets.engines import Host
 from fedtide.laws.every import Time
 from fedtide.remote.fleet import RemoteFleet
@@ -63,7 +62,7 @@ def resealed(response: Response, change: Callable[[Any], Any]) -> Response:
 def host(name: str, options: dict[str, Any] | None = None, **changes: Any) -> Host:
     """The toy federation of a method, whose clients keep nothing yet."""
     experiment = toy(name, options, **changes)
-    return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    return host_of(experiment, experiment.method[0], 0)
 
 
 def lossy(made: Host, home: Path, seed: int, **options: Any) -> RemoteFleet:

@@ -92,7 +92,7 @@ def test_what_is_held_does_not_grow_over_rounds(name):
 @pytest.mark.engine
 def test_answers_do_not_pile_up(name, monkeypatch):
     experiment = toy(name, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     alive: weakref.WeakSet[Answer] = weakref.WeakSet()
     most = 0
 

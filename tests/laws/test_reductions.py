@@ -9,7 +9,6 @@ import torch
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.base import Moment, Weights
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.laws.every import with_rows
@@ -71,7 +70,7 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
     weights = []
     for name in ("fedsgd", "fedavg"):
         experiment = toy(name, options, model="python:helpers.toys:normed", precision="fp64", shift={"who": "always"})
-        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host = host_of(experiment, experiment.method[0], 0)
         train = host.population.parts["train"]
         short = with_rows(host, (train[i][: 1 if i == 2 else 3 + i] for i in range(len(train))))
         run = played(experiment, host=short)
@@ -129,7 +128,7 @@ def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
     states, uneven = [], []
     for loss in ("cross-entropy", "wsm", {"kind": "wsm", "blend": 0.3}):
         experiment = toy(algorithm, {"local": {**LOCAL, "batch_size": 5}, "loss": loss})
-        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host = host_of(experiment, experiment.method[0], 0)
         states.append(played(experiment, host=evenly(host), rounds=3).state)
         uneven.append(played(experiment, host=host, rounds=1).state)
     assert same(states[0], states[1])
@@ -145,7 +144,7 @@ def test_the_oracle_is_fedavg_on_each_group_alone(options):
     ours = played(experiment).state
     assert len(ours.weights) == 2
     one_model = toy("fedavg", {**options, "cohort": "everyone"}, shift={"who": "always"})
-    host = host_of(one_model, one_model.method[0], 0, MemoryStore(None))
+    host = host_of(one_model, one_model.method[0], 0)
     train, group = host.population.parts["train"], host.population.group
     for k in range(2):
         alone = with_rows(host, (train[i][: None if int(group[i]) == k else 0] for i in range(len(train))))
@@ -199,7 +198,7 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
 def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
     local = {"lr": 0.1, "batch_size": 0, "epochs": 2}
     experiment = toy("fedavg", {"local": local, "weighting": weighting}, precision="fp64", shift={"who": "always"})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     train, data = host.population.parts["train"], host.population.rows
     rows = train[0]
     run = played(experiment, rounds=5, host=with_rows(host, [rows] * len(train)))

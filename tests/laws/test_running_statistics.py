@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fedtide.core.base import Weights
-from fedtide.core.memory import MemoryStore
 from fedtide.laws.every import with_rows
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
@@ -31,7 +30,7 @@ def test_a_model_has_the_statistics_of_as_many_rounds_as_it_was_trained(name, op
     local = {"lr": 0.1, "batch_size": 0, "epochs": 1}
     model = f"python:{__name__}:normed"
     experiment = toy(name, {"local": local, **options}, model=model, shift={"who": "always"})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     train, rows = host.population.parts["train"], host.population.rows
     host = with_rows(host, (train[i] for i in range(len(train))), x=torch.full_like(rows.x, VALUE))
     weights = played(experiment, host=host, rounds=ROUNDS).state.weights

@@ -16,7 +16,6 @@ import pytest
 from fedtide.algorithms import REGISTRY
 from fedtide.core.base import Algorithm, Extended
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.laws import every
 from fedtide.laws.case import Case
@@ -75,7 +74,7 @@ ONE_CLUSTER = {
 @lru_cache
 def algorithm(name: str) -> Algorithm:
     experiment = toy(name)
-    made = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    made = host_of(experiment, experiment.method[0], 0).algorithm
     # The toy's mixture is a short one, and a personalization refuses what it would replace.
     return replace(made, options={key: value for key, value in made.options.items() if key != "mixture"})
 

@@ -220,7 +220,7 @@ class Case:
     def host(self, experiment: Experiment | None = None) -> Host:
         """Make a host whose clients keep nothing yet."""
         experiment = experiment or self.experiment
-        return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        return host_of(experiment, experiment.method[0], 0)
 
     def watched(
         self, experiment: Experiment | None = None, *, change: Any = None, look: Any = None, **how: Any

@@ -867,7 +867,7 @@ def _even(host: Host) -> Host:
 
 def _released(experiment: Experiment, rounds: int, draw: Draw) -> tuple[Played, list[tuple[Form, Tensor, Tensor]]]:
     """Play rounds of a private run with some noise; return it, and each sum with its form, before and after."""
-    host = _even(host_of(experiment, experiment.method[0], 0, MemoryStore(None)))
+    host = _even(host_of(experiment, experiment.method[0], 0))
     wire, sums = server_wire(experiment, experiment.method[0], host, draw), list[tuple[Form, Tensor, Tensor]]()
     assert wire.server is not None
     server: Any = _Recorded(wire.server, sums)

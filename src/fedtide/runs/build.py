@@ -343,9 +343,13 @@ class Built:
 
 
 def built(
-    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, population: Population | None = None
+    experiment: Experiment,
+    method: Method,
+    seed: int,
+    memory: MemoryStore | None = None,
+    population: Population | None = None,
 ) -> Built:
-    """Build a method with everything that a process needs to play it; the population, too, unless it is given."""
+    """Build a method with everything that a process needs to play it; the population and a memory unless given."""
     if population is None:
         population = population_of(experiment, experiment.shift_of(method), seed)
     public = population.public_features() if len(population.public) else None
@@ -378,12 +382,16 @@ def built(
         check_wire(wire, algorithm, cohort_size(method, population.registered), f"method '{method.name}'")
         if wire.clip is not None:
             check_private(wire.clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
-    host = Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
+    host = Host(algorithm, population, seed, memory or MemoryStore(None), experiment.timing.partial_work, wire)
     return Built(experiment, method, host, task)
 
 
 def host_of(
-    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, population: Population | None = None
+    experiment: Experiment,
+    method: Method,
+    seed: int,
+    memory: MemoryStore | None = None,
+    population: Population | None = None,
 ) -> Host:
     """Build the host, with which a process runs the clients of one run; see `built`."""
     return built(experiment, method, seed, memory, population).host

@@ -11,7 +11,7 @@ from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Local, Method, Workers, points
 from fedtide.core.base import Moment, Scores
 from fedtide.core.errors import FedtideError, refused, within
-from fedtide.core.memory import SMALL, MemoryStore
+from fedtide.core.memory import SMALL
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
@@ -165,7 +165,7 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
     seed, rounds = experiment.seeds[0], experiment.shift_rounds
     population = tried.population(experiment, method)
-    built = build.built(experiment, method, seed, MemoryStore(None), population)
+    built = build.built(experiment, method, seed, population=population)
     population.check(rounds)
     _ = built.clock
     local = method.settings().get("local")
@@ -284,7 +284,7 @@ def resolve_auto(experiment: Experiment) -> tuple[Experiment, str]:
     reason = f"{len(runs)} runs side by side"
     if len(runs) == 1:
         (run,) = runs
-        built = build.built(run.experiment, run.method, run.seed, MemoryStore(None))
+        built = build.built(run.experiment, run.method, run.seed)
         people = built.host.population
         share = build.cohort_size(run.method, people.registered) / people.registered
         rows = share * float(people.counts(people.clients, "train").sum())

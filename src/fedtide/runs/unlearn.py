@@ -17,7 +17,6 @@ from fedtide.config.writing import as_toml
 from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, CLIENTS, LEDGER, first_work_in, read_rounds
 from fedtide.data.population import Population
 from fedtide.data.population_builder import LEFT
@@ -225,6 +224,6 @@ def _ledger(run: Planned) -> Ledger | None:
     """Return the ledger of a private run."""
     if run.experiment.wire is None or run.experiment.wire.privacy is None:
         return None
-    host = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+    host = host_of(run.experiment, run.method, run.seed)
     wire = server_wire(run.experiment, run.method, host, simulated_noise(run.seed), run.folder / LEDGER)
     return wire.ledger

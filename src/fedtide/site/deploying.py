@@ -28,7 +28,6 @@ from fedtide.config import Experiment, Method, from_dict, resolved, to_toml
 from fedtide.config.settings import Deploy, Local, WireSettings, split_address
 from fedtide.core.atomic import check_new, making
 from fedtide.core.errors import FedtideError, quote, refused, unknown
-from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ, Texts
@@ -270,7 +269,7 @@ def _plan_site(
     trial = preflight(study, where)
     for line in trial.notes:
         print(f"fedtide: {line}", file=sys.stderr)
-    host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
+    host = host_of(study, study.method[0], study.seeds[0])
     if (ledger := ledger_for(study, host.algorithm)) is not None and host.wire.clip is not None:
         for line in (*describe_plan(ledger), *warn_of_noise(ledger, host.wire.clip, trial.forms)):
             print(f"fedtide: {line}", file=sys.stderr)
@@ -345,7 +344,7 @@ def write_app(experiment: Experiment, method: str | None, nodes: str | None, out
         but = "nodes of 'fedtide join' have a base of their own"
         raise refused(f"{where}: model.kind", experiment.model.kind, "another in an app for Flower", but)
     if nodes is None:
-        host = host_of(experiment, experiment.method[0], experiment.seeds[0], MemoryStore(None))
+        host = host_of(experiment, experiment.method[0], experiment.seeds[0])
         nodes = ",".join(f"node-{number}" for number in range(host.population.registered))
     site = _plan_site(experiment, method, Roster.of(nodes), out / PACKAGE, None, where)
     with making(out) as temporary:

@@ -427,7 +427,7 @@ def node_of(settings: Mapping[str, Any], log: Callable[[str], None] = write_log)
         site = Site.read(Path(settings["site"]))
         experiment, name, key = site.experiment, settings.get("name", folder.name), folder / "key"
         members = {member.name: member for member in site.roster.node}
-        host = host_of(experiment, site.method, site.seed, MemoryStore(None))
+        host = host_of(experiment, site.method, site.seed)
         node = Node(
             host.algorithm,
             site.seed,

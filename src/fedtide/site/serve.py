@@ -361,7 +361,7 @@ def judge_of(
     who: Who
     clock: RealClock
     if rehearsed:
-        host = host_of(experiment, method, site.seed, MemoryStore(None))
+        host = host_of(experiment, method, site.seed)
         who, clock = Rehearsed(host.population), RoundClock(experiment.timing.seconds or 1.0)
         # Noise follows from the seed, as in a simulation: rows of a rehearsal are the study's own.
         wire = server_wire(experiment, method, host, simulated_noise(site.seed), site.record / LEDGER, open_safe(site))

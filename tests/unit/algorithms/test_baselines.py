@@ -230,7 +230,7 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
     local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
     experiment = toy("fedem", {**options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     y, train = host.population.rows.y.clone(), host.population.parts["train"]
     for client in range(1, 8, 2):
         y[train[client].long()] = 1 - y[train[client].long()]
@@ -336,4 +336,4 @@ def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
 def test_what_one_gradient_would_leave_without_effect_is_refused(algorithm, options, local, line):
     experiment = toy(algorithm, {**options, "local": local})
     with pytest.raises(FedtideError, match=rf"^method 'toy'\.local\.{line}, as each client takes one gradient$"):
-        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host_of(experiment, experiment.method[0], 0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedtide.core.memory import MemoryStore
 from fedtide.runs.build import host_of
 from helpers.toys import toy
 
@@ -85,7 +84,7 @@ EFFORTS = [
 def test_effort(name, options, costs):
     experiment = toy(name, {"local": LOCAL, **options})
     method = experiment.method[0]
-    algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
+    algorithm = host_of(experiment, method, 0).algorithm
     found = {
         question: algorithm.traits.compute_cost(question, torch.tensor([30])).double().tolist() for question in costs
     }

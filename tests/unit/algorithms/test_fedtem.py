@@ -11,7 +11,6 @@ from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.cohorts import Arrivals
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.learn.local import LocalTrainer
@@ -40,7 +39,7 @@ def test_constant_features_leave_everything_finite(update, level):
     """Every row the same, so that all variances are 0, with ReLU units that may be dead."""
     local = {"lr": 1e-3, "batch_size": 4, "max_grad_norm": 1.0}
     experiment = toy("fedtem", {"update": update, "local": local}, rounds=8)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     rows = replace(host.population.rows, x=torch.full_like(host.population.rows.x, level))
     run = played(experiment, host=replace(host, population=replace(host.population, rows=rows)))
     for step in run.steps:
@@ -56,7 +55,7 @@ def test_constant_features_leave_everything_finite(update, level):
 
 def test_clients_that_say_they_have_no_rows_leave_the_shares():
     experiment = toy("fedtem")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
 
     def train(*inputs):
         answer = host.algorithm.works["train"](*inputs)

@@ -10,7 +10,6 @@ from fedtide.clusters.clusterer import KMeans
 from fedtide.clusters.representation import Embedding, Gradient, Labels
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.learn.server import Moments
 from fedtide.runs.build import host_of, task_of
@@ -23,7 +22,7 @@ def by_labels(*labels: int, **options):
     clustering = {"kind": "k-means", "n_init": 2, **options.pop("clustering", {})}
     options = {"cohort": "arrivals", "clustering": clustering, **options}
     experiment = toy("fielding", options, shift={"who": {"kind": "always"}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     rows = host.population.rows
     y = rows.y.clone()
     for client, label in enumerate(labels):

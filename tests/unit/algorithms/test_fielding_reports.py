@@ -18,7 +18,6 @@ from fedtide.clusters.triggers import Adaptive, FixedFraction, event_of
 from fedtide.cohorts import Everyone, Nearest
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
 from fedtide.data.shift.how import LabelSwaps
@@ -150,7 +149,7 @@ def dropping() -> nn.Module:
 
 def test_whose_rows_stay_says_the_same_gradient_again_though_the_model_drops_units():
     experiment = toy("fielding", shift={"who": {"kind": "always"}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     say, shard = Gradient().of(Task(dropping)), host.population.shard(0, Moment(0, 6))
     assert torch.equal(say(None, shard), say(None, shard))
     algorithm = fielding(Task(dropping), LOCAL, Gradient(), cohort=Everyone())
@@ -179,7 +178,7 @@ def test_a_gradient_is_taken_at_the_network_of_a_file(tmp_path):
 
 
 def toy_net(experiment, folder, seed: int) -> str:
-    rows = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population.rows
+    rows = host_of(experiment, experiment.method[0], 0).population.rows
     save_file(task_of(experiment, experiment.method[0], rows).init(Rng(seed)).params, folder / "toy.safetensors")
     return str(folder / "toy.safetensors")
 

@@ -5,7 +5,6 @@ import torch
 
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge
@@ -80,7 +79,7 @@ def test_several_starts_are_paid_for():
     down = []
     for starts in (1, 5):
         experiment = toy("ifca", {"n_init": starts})
-        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host = host_of(experiment, experiment.method[0], 0)
         fleet = SimulatedFleet(host.population, LocalEngine(host))
         judge = Judge(host.algorithm, fleet, [])
         down.append([told.line["down"] for told in run_rounds(judge, rounds=2, seed=0, every=1)])

@@ -13,7 +13,6 @@ from fedtide.algorithms.pfedem import pfedem
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
@@ -202,7 +201,7 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
 
 def test_a_gaussian_that_is_none_leaves_the_one_before():
     experiment = toy("fedgmm", rounds=3)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
 
     def train(*inputs):
         answer = host.algorithm.works["train"](*inputs)

@@ -3,7 +3,6 @@
 import pytest
 
 from fedtide.algorithms import REGISTRY
-from fedtide.core.memory import MemoryStore
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.runs.build import host_of
 from fedtide.wire.pipeline import why_not
@@ -12,7 +11,7 @@ from helpers.toys import VARIANTS, toy
 
 def algorithm_of(name: str):
     experiment = toy(name)
-    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    return host_of(experiment, experiment.method[0], 0).algorithm
 
 
 @pytest.mark.parametrize("name", REGISTRY)

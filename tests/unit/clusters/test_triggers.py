@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from fedtide.clusters.distance import lengths
 
 from fedtide.clusters.clusterer import MovingCenters
-from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, means
+from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, lengths, means
 from fedtide.clusters.triggers import (
     Adaptive,
     Event,

@@ -7,7 +7,6 @@ from torch import nn
 import fedtide as ft
 from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.learn.losses import WSM
 from fedtide.runs.build import host_of
 from fedtide.tuning.tune import stages
@@ -27,7 +26,7 @@ def read(*methods, sets=(), **changes):
 
 def built(method, **changes):
     settings = read(method, **changes)
-    return host_of(settings, settings.method[0], 0, MemoryStore(None))
+    return host_of(settings, settings.method[0], 0)
 
 
 def names(settings) -> list[str]:

@@ -7,7 +7,6 @@ from safetensors.torch import save_file
 from fedtide.algorithms import REGISTRY
 from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.mixtures.branches import branch_of
@@ -23,7 +22,7 @@ ALIKE = {"ifca", "fedem", "fedgmm", "fedrc", "fedsoft", "min-loss", "vanilla"}
 
 def drawn(model=None, seed: int = 7) -> Weights:
     experiment = toy("fedavg", **({} if model is None else {"model": model}))
-    rows = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population.rows
+    rows = host_of(experiment, experiment.method[0], 0).population.rows
     return task_of(experiment, experiment.method[0], rows).init(Rng(seed))
 
 

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.clusters.representation import Embedding
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite
 from fedtide.data.partition import IID, ByDomain, HeldOutClients, Natural, Split
 from fedtide.data.population import Population
@@ -413,7 +412,7 @@ def test_a_run_with_drift_resumes_with_the_same_bytes_and_says_who_drifted(kind,
 
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_shares_of_labels_are_those_of_the_shards(kind):
-    people = host_of(drifting(kind), drifting(kind).method[0], 0, MemoryStore(None)).population
+    people = host_of(drifting(kind), drifting(kind).method[0], 0).population
     for r in range(5):
         moment = Moment(r, 6)
         clients = people.clients[1:].flip(0)
@@ -429,7 +428,7 @@ def told(experiment, folder: Path) -> tuple[Population, list[dict], list[dict]]:
     lines = [json.loads(line) for line in (folder / "A" / "0" / "rounds.jsonl").read_text().splitlines()]
     with open(folder / "A" / "0" / "clients.csv", newline="") as file:
         seen = [row for row in csv.DictReader(file) if row["view"] == "train_clients"]
-    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population, lines, seen
+    return host_of(experiment, experiment.method[0], 0).population, lines, seen
 
 
 def spread(points: dict[str, torch.Tensor], cluster: dict[str, str], power: int) -> float:

@@ -6,7 +6,6 @@ import torch
 from fedtide.config import from_dict, resolved
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.data.shift import Python, Shift
 from fedtide.runs.build import cohort_size, host_of, population_of, task_of
@@ -215,7 +214,7 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     preflight(experiment)
     method = experiment.method[0]
     assert cohort_size(method, 8) == 3
-    algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
+    algorithm = host_of(experiment, method, 0).algorithm
     assert (algorithm.traits.first, algorithm.traits.deadline) == (None, None)
     list(Run(experiment, method, 0, tmp_path / "toy" / "0").play())
     assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]

@@ -15,7 +15,6 @@ from torch import nn
 import fedtide as ft
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import IID, Dirichlet, HeldOutClients, Partition, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
@@ -191,7 +190,7 @@ NUMBERS: dict[str, Any] = {"data": {"target": "number"}}
 def test_what_needs_classes_is_refused_before_a_run(algorithm, options, changes, line):
     experiment = toy(algorithm, options, **changes)
     with pytest.raises(FedtideError, match=line):
-        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        host_of(experiment, experiment.method[0], 0)
 
 
 def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():

@@ -7,7 +7,6 @@ import torch
 
 from fedtide.core.base import Scores
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.evaluate.metrics import summarized
@@ -187,7 +186,7 @@ def test_where_clients_adapt_what_was_sent_says_nothing():
 
 def test_judging_changes_nothing():
     experiment = toy("scaffold")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     run = played(experiment, host=host, memory=host.memory)
     before = [run.fleet.engine.memory.read(c, (99, 0)) for c in range(8)]
     state, ledger = run.state, list(run.fleet.queries)

@@ -47,7 +47,7 @@ def ragged(options=None, algorithm="fedavg", model=None, precision="fp64"):
     )
     if model is not None:
         experiment = from_dict({**resolved(experiment), "model": model})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     rows, population, lists, begun = host.population.rows, host.population, [], 0
     for size in SIZES:
         lists.append(list(range(begun, begun + size)))
@@ -155,7 +155,7 @@ def test_networks_for_sequences_are_stacked_without_a_warning(algorithm):
         "method": [{"algorithm": algorithm, "cohort": 3, "local": {"lr": 0.5, "batch_size": 4},
                     **(branches if algorithm == "fedtem" else {})}],
     })  # fmt: skip
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     alone, together = both(experiment, host, rounds=2)
     near(alone.state, together.state, 1e-4)
 
@@ -279,7 +279,7 @@ def test_steps_are_planned_as_the_local_solver_takes_them(steps, batch, smallest
 @pytest.mark.parametrize(("algorithm", "engine"), [("cfl", LocalEngine), ("fedavg", StackedEngine)])
 def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm, engine):
     experiment = toy(algorithm, fleet={"kind": "stacked"})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     assert engines.why_alone(host) == ("its clients do more than train" if engine is LocalEngine else None)
     fleet = judge_of(experiment, experiment.method[0], 0, MemoryStore(None)).fleet
     assert type(fleet.engine) is engine

@@ -11,7 +11,6 @@ import fedtide as ft
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
@@ -67,7 +66,7 @@ def model(drop: float) -> torch.nn.Module:
 def run(seed: int = 0, disturb: bool = False, drop: float = 0.5):
     """Two rounds with a model that drops some of its hidden units."""
     experiment = toy("fedavg")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     algorithm = fedavg(Task(lambda: model(drop)), LocalTrainer(lr=0.5, batch_size=4), cohort=Arrivals(4))
     if disturb:
         torch.manual_seed(12345)

@@ -9,7 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Spelled
 from fedtide.mixtures.priors import (
@@ -130,7 +129,7 @@ def test_without_a_period_nothing_can_be_expected(prior):
 def test_a_period_is_one_of_rounds_or_of_the_clock(prior, line):
     def made():
         experiment = toy("fedtem", {"prior": {"kind": "linear", **prior}})
-        return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        return host_of(experiment, experiment.method[0], 0)
 
     with pytest.raises(FedtideError, match=line):
         made()

@@ -251,7 +251,7 @@ def test_present_clients_are_drawn_from_seed_and_round():
 
 
 def remote(run, home, **options):
-    made = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+    made = host_of(run.experiment, run.method, run.seed)
     fleet = near_fleet(made, 3, home, **options)
     return Judge(made.algorithm, fleet, views(made.population, named=("train_clients", "val")))
 
@@ -291,14 +291,14 @@ def test_kills_of_the_server_among_losses_leave_a_run_that_is_played_again_with_
     run, again = (run_of(settings, tmp_path / name) for name in ("deployed", "again"))
 
     def lossy_judge(run):
-        made = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+        made = host_of(run.experiment, run.method, run.seed)
         time = Time()
         clock = RoundClock(monotonic=time, sleep=time.sleep)
         fleet = lossy(made, tmp_path / "nodes", draw.randrange(1000), patience=1.0, clock=clock)
         return Judge(made.algorithm, fleet, [])
 
     def replaying(run_again):
-        made = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+        made = host_of(run.experiment, run.method, run.seed)
         lines = read_rounds(run.folder, "asks.jsonl")
         return Judge(made.algorithm, replayed(made, lines), [])
 

@@ -7,7 +7,6 @@ from torch import nn
 from fedtide.config import from_dict, points, resolved
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.data.rows import Rows
@@ -34,7 +33,7 @@ NOW = Moment(0, 6)
 def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
     experiment = study(A, MOMENTUM, seeds=[0, 3])
     for method in experiment.method:
-        here = host_of(experiment, method, 3, MemoryStore(None))
+        here = host_of(experiment, method, 3)
         there = host_from(spec_of(experiment, method, 3, tmp_path), "worker")
         assert there.memory.name == "worker"
         assert there.memory.directory == tmp_path
@@ -168,13 +167,13 @@ def test_a_cohort_of_ones_own_needs_no_base_class(tmp_path, monkeypatch):
 
 def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
     experiment = study(A, MOMENTUM, data={"public_samples": 12, "seed": 7})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     assert len(host.population.public) == 12
     assert host.population.public.tolist() == population_of(experiment, experiment.shift, 1).public.tolist()
-    task = built(experiment, experiment.method[0], 0, MemoryStore(None), host.population).task
+    task = built(experiment, experiment.method[0], 0, population=host.population).task
     assert torch.equal(task.public, host.population.public_features())
     assert task.public.shape == (12, *host.population.rows.shape)
-    assert built(study(A), study(A).method[0], 0, MemoryStore(None)).task.public is None
+    assert built(study(A), study(A).method[0], 0).task.public is None
     assert task_of(experiment, experiment.method[0], host.population.rows).public is None
     preflight(experiment)
 

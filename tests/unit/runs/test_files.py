@@ -4,7 +4,6 @@ import pytest
 from safetensors.torch import save_file
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of, digest_to_read
@@ -19,7 +18,7 @@ CHANGES = "client,round,concept\n0,2,night\n"
 
 def net(path, seed=0) -> None:
     experiment = study(A)
-    rows = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population.rows
+    rows = host_of(experiment, experiment.method[0], 0).population.rows
     save_file(task_of(experiment, experiment.method[0], rows).init(Rng(seed)).params, path)
 
 
@@ -96,7 +95,7 @@ def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
     hasty = {key: value for key, value in A.items() if key != "cohort"}
     defaults = {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 2.0}}
     experiment = study(hasty, patient, defaults=defaults, devices="log-normal")
-    hosts = [host_of(experiment, method, 0, MemoryStore(None)) for method in experiment.method]
+    hosts = [host_of(experiment, method, 0) for method in experiment.method]
     assert [host.algorithm.traits.deadline for host in hosts] == [2.0, None]
     preflight(experiment)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.core.memory import MemoryStore
 from fedtide.core.record import plain
 from fedtide.core.trees import same
 from fedtide.data.shift.how import Rotation as Turned
@@ -22,7 +21,7 @@ def _no_pictures(monkeypatch):
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
 def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
     experiment = study(method)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     result = ft.simulate(host.algorithm, host.population, rounds=6, eval_every=2)
     run = run_of(experiment, tmp_path)
     told = list(run.play())
@@ -35,7 +34,7 @@ def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
 def test_a_cohort_counts_the_same_answers_from_python_and_from_a_file(tmp_path, bounds):
     cohort = {"kind": "uniform", "clients_per_round": 4}
     experiment = study({**A, "cohort": {**cohort, **bounds}}, devices="log-normal")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     result = ft.simulate(host.algorithm, host.population, rounds=6, eval_every=2, devices=experiment.timing)
     run = run_of(experiment, tmp_path)
     list(run.play())
@@ -110,7 +109,7 @@ def test_what_cannot_run_leaves_nothing_behind(tmp_path):
 
 def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
     experiment = study({**A, "algorithm": "fedavgm", "server": {"momentum": 0.5}})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     task = ft.Task(lambda: experiment.model.build((4,), 3))
     by_hand = ft.algorithms.fedavgm(
         task, ft.LocalTrainer(lr=0.1, batch_size=4), server=ft.server.SGD(momentum=0.5), cohort=ft.cohorts.Arrivals(4)

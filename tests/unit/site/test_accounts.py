@@ -16,7 +16,6 @@ import torch
 pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.node_memory import JudgedModels
@@ -117,7 +116,7 @@ def test_the_plan_of_a_site_is_written_out_and_that_of_its_simulation(private):
     _, site, fleet = private
     settings = site.experiment.wire.privacy
     assert (settings.distance, settings.times) == (2, 2)
-    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    host = host_of(site.experiment, site.method, site.seed)
     assert fleet.ledger.plan == plan_of(settings, site.experiment, site.method, host) == Plan(4, 2, 2, 2)
     ticket = site.ticket(site.roster.node[0]).experiment
     at_node = ledger_for(ticket, algorithm_without_rows(ticket, site.about.rows))
@@ -130,7 +129,7 @@ def test_real_clients_gain_nothing_by_sampling(tmp_path):
     method["cohort"] = {"kind": "uniform", "clients_per_round": 3}
     privacy = {"epsilon": 8.0, "clip": PRIVACY["clip"]}
     site = site_of(tmp_path, method=[method], shift={"who": "always"}, wire={"privacy": privacy})
-    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    host = host_of(site.experiment, site.method, site.seed)
     assert ledger_for(site.experiment, host.algorithm).plan == Plan(4, 4)
     assert plan_of(site.experiment.wire.privacy, site.experiment, site.method, host) == Plan(4, 4)
 
@@ -525,7 +524,7 @@ def test_methods_that_reveal_are_refused_when_a_site_is_made(tmp_path, changes, 
 
 def test_a_ticket_that_calls_a_method_private_that_reveals_is_refused_at_the_node():
     experiment = toy("cfl", wire={"secure": False, "privacy": PRIVACY})
-    algorithm = host_of(toy("cfl"), toy("cfl").method[0], 0, MemoryStore(None)).algorithm
+    algorithm = host_of(toy("cfl"), toy("cfl").method[0], 0).algorithm
     with pytest.raises(FedtideError, match=r"wire.privacy: .*it reveals of each client: update, weight"):
         ledger_for(experiment, algorithm)
 

@@ -17,7 +17,6 @@ pytest.importorskip("cryptography")
 import fedtide as ft
 from fedtide.core.base import Scores, Shard
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.runs.build import host_of
 from fedtide.site import certificates, owner
@@ -159,7 +158,7 @@ def test_keys_that_do_not_count(tmp_path, keys):
 
 def terms(name: str, policy: Policy = Policy(), wire: Wire = FLOATING) -> list[str]:
     experiment = toy(name)
-    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    algorithm = host_of(experiment, experiment.method[0], 0).algorithm
     return list(describe_terms(algorithm, LIKE, 3, policy, 3, wire))
 
 
@@ -190,7 +189,7 @@ def test_a_line_of_the_terms(name, policy, steps, line):
 
 def test_slots_are_counted():
     experiment = toy("ifca")
-    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    algorithm = host_of(experiment, experiment.method[0], 0).algorithm
     (train,) = [term for term in terms_of(algorithm, LIKE, 3)[0] if term.question == "train"]
     assert (train.down, train.sums["delta"]) == (2 * 172, "43 numbers for some of 2")
 

@@ -16,7 +16,6 @@ pytest.importorskip("cryptography")
 
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -59,7 +58,7 @@ def served(experiment: Any, root: Path, draw: Any = None) -> Any:
     run, made = run_of(experiment, root), []
 
     def judge_of(run: Run) -> Judge:
-        host = host_of(experiment, run.method, 0, MemoryStore(None))
+        host = host_of(experiment, run.method, 0)
         safe = safe_of(run.folder)
         wire = server_wire(experiment, run.method, host, draw or simulated_noise(0), run.folder / LEDGER, safe)
         fleet = near_fleet(host, 8 if experiment.wire.secure else 3, root / "nodes", wire=wire, patience=5.0)
@@ -248,7 +247,7 @@ def test_a_ledger_that_cannot_be_written_releases_nothing(tmp_path, monkeypatch)
 
 def test_a_released_sum_is_taken_again_only_for_its_own_question_and_clients(tmp_path):
     experiment = experiment_of("fedavg", distance=1)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
 
     def asked(clients: Any) -> Any:
         wire = server_wire(

@@ -11,7 +11,6 @@ import torch
 
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
@@ -35,7 +34,7 @@ ROUNDS = 16
 def odd_study(method: str, wire: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """A study of eight clients, always there, and its host: one of them has labels of its own."""
     study = toy(method, {"cohort": 8, **options}, wire=wire, rounds=ROUNDS, shift={"who": "always"})
-    host = host_of(study, study.method[0], 0, MemoryStore(None))
+    host = host_of(study, study.method[0], 0)
     train = host.algorithm.works["train"]
 
     def odd(payload, memory, shard, moment, rng):

@@ -14,7 +14,6 @@ import torch
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.laws.case import played, toy
@@ -80,7 +79,7 @@ def fleet_of(
     home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8, study: Any = EXPERIMENT
 ) -> tuple[Any, Any, Counter[int]]:
     """Clients at nodes, mostly of their own, of whom somebody is lost; and how often each of them trained."""
-    host, trained, time = host_of(study, study.method[0], 0, MemoryStore(None)), Counter[int](), Time()
+    host, trained, time = host_of(study, study.method[0], 0), Counter[int](), Time()
     train = host.algorithm.works["train"]
 
     def counted(payload, memory, shard, moment, rng):
@@ -922,7 +921,7 @@ PRIVATE = {"fewest": 3, "privacy": {"multiplier": 1.0, "distance": 1, "clip": {"
 def lying_fleet(home: Path, wire: dict[str, Any], lie: Any) -> tuple[Any, Any]:
     """Six clients, of whom one sends what a function makes of its vector before it is masked: (vector, form)."""
     study = toy("fedavg", {"cohort": 6}, wire=wire, rounds=3)
-    host = host_of(study, study.method[0], 0, MemoryStore(None))
+    host = host_of(study, study.method[0], 0)
     fleet = near_fleet(host, 8, home, Meddling, server_wire(study, study.method[0], host, simulated_noise(0)))
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
     node = fleet.carrier.nodes["node-2"]
@@ -998,7 +997,7 @@ def about(header: Any) -> str:
 def private_fleet(home: Path) -> tuple[Any, Any]:
     privacy = {"multiplier": 1.0, "distance": 1, "clip": {"delta": 1.0, "loss": 5.0}}
     study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "shares": True, "privacy": privacy}, rounds=3)
-    host = host_of(study, study.method[0], 0, MemoryStore(None))
+    host = host_of(study, study.method[0], 0)
     wire = server_wire(study, study.method[0], host, simulated_noise(0))
     fleet = near_fleet(host, 8, home, Meddling, wire, patience=1.0)
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
@@ -1084,7 +1083,7 @@ def test_no_secret_lies_in_a_log_a_record_a_checkpoint_or_a_file(tmp_path, monke
 
         monkeypatch.setattr(module, name, kept)
     logged: list[str] = []
-    host = host_of(EXPERIMENT, EXPERIMENT.method[0], 0, MemoryStore(None))
+    host = host_of(EXPERIMENT, EXPERIMENT.method[0], 0)
     fleet = near_fleet(host, 8, tmp_path / "nodes", Meddling)
     nodes = {name: replace(node, log=logged.append) for name, node in fleet.carrier.nodes.items()}
     fleet.carrier.nodes = nodes

@@ -289,7 +289,7 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
     with pytest.raises(FedtideError, match=r"it reveals of each client: count, utility"):
         played(private("fedavg", options=oort))
     experiment = private("fedavg")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     assert server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger is not None
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or .*; allowed: a model without"):
         check_private(Clip({}), host.algorithm, True, "method 'toy'")
@@ -354,7 +354,7 @@ def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
 
 def test_clients_have_no_noise_and_a_server_without_it_reads_nothing():
     experiment = private("fedavg")
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     assert host.wire.ledger is None
     with pytest.raises(RuntimeError, match="a private sum is read only with the noise of the server"):
         host.wire.receive(torch.zeros(1), None, None)
@@ -381,7 +381,7 @@ def test_epsilon_or_noise():
 def test_a_plan_counts_questions_that_are_asked(name, options):
     """None that only another start, or another divisor, would ask."""
     experiment = private(name, options=options)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     assert plan_of(experiment.wire.privacy, experiment, experiment.method[0], host).releases == 1
 
 
@@ -401,7 +401,7 @@ def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure
 def test_who_abstains_or_has_no_numbers_is_not_seen(tmp_path):
     """A client without rows and one whose update is NaN count as all others do, in a simulation and at nodes."""
     experiment = private("fedavg", fewest=1, distance=1)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     train = host.algorithm.works["train"]
 
     def work(payload, memory, shard, moment, rng):
@@ -420,7 +420,7 @@ def test_who_abstains_or_has_no_numbers_is_not_seen(tmp_path):
 
 def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
     experiment = private("fedavg", fewest=1, distance=1)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     train, told = host.algorithm.works["train"], []
 
     def work(payload, memory, shard, moment, rng):
@@ -467,7 +467,7 @@ def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
     experiment = private("fedavg", options=options, **{"distance": None, "noise": "plain"} | changes)
     tables = experiment.model_dump(include={"shift"}) | {"shift": shift}
     experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), liars=liars, **tables)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     plan = plan_of(experiment.wire.privacy, experiment, experiment.method[0], host)
     assert (plan.sampling == Sampling(4, 8)) if sampled else plan.sampling is None
     period = 4 if shift["who"] != "always" else 1

@@ -4,7 +4,6 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.laws.case import toy
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
@@ -16,7 +15,7 @@ SECURE = {"secure": True}
 def host(name: str, **changes: object) -> object:
     options = dict(variants_of(name).get("", {}))
     study = toy(name, options, wire=SECURE, **changes)
-    return host_of(study, study.method[0], 0, MemoryStore(None))
+    return host_of(study, study.method[0], 0)
 
 
 @pytest.mark.parametrize(

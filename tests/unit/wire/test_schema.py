@@ -8,7 +8,6 @@ import torch
 
 from fedtide.core.base import Answer, Moment, Shard, Slotted, Weighted, Weights
 from fedtide.core.codec import to_bytes
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.runs.build import host_of
 from fedtide.wire.answer_schema import Schema, Schemas, made_up, misfit
@@ -37,7 +36,7 @@ def sent(total: Any, rows: Any = None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ifca safe", "fielding pooled", "pfedem", "flexcfl drifts"])
 def test_what_honest_clients_send_fits(name):
     experiment = toy(name)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     schemas, seen = Schemas(host.algorithm.works, made_up(*host.population.few())), set()
 
     def compared(question: str, work: Any) -> Any:

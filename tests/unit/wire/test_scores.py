@@ -63,7 +63,7 @@ def exact(folder, view, number):
 def test_the_noise_and_the_total_are_those_of_a_calculation_by_hand():
     """Six rounds, judged every two, on two parts: 3 x 2 sums that a client is in, each moved by length 1 at most."""
     experiment = private(epsilon=2.0, scores=1.0)
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     ledger = server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger
     assert plan_of_scores(experiment, host.algorithm).moved == pytest.approx(math.sqrt(6))
     assert ledger.score_ledger.z == pytest.approx(math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-9)
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_is_told_the_same_and_spends_nothing_twice(tmp_pa
 
 def test_no_client_is_judged_more_often_than_planned():
     experiment = private()
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     ledger = server_wire(experiment, experiment.method[0], host, simulated_noise(0)).ledger
 
     def line(number, ask):
@@ -248,7 +248,7 @@ def test_preflight_says_the_total():
 
 
 def test_parts_of_rows_that_are_not_judged_cost_nothing():
-    algorithm = host_of(private(), private().method[0], 0, MemoryStore(None)).algorithm
+    algorithm = host_of(private(), private().method[0], 0).algorithm
     one = private(changes={"eval_splits": ["val"]})
     assert plan_of_scores(one, algorithm).moved == math.sqrt(3)
 
@@ -257,7 +257,7 @@ def test_rows_that_are_still_to_come_are_in_the_budget():
     """No share of rows is for testing on a calendar, but the next window is."""
     split = {"val": 0.2, "test": 0.0}
     given = private(changes={"data": {"split": split}})
-    algorithm = host_of(given, given.method[0], 0, MemoryStore(None)).algorithm
+    algorithm = host_of(given, given.method[0], 0).algorithm
     assert plan_of_scores(given, algorithm).releases == 2
 
 
@@ -345,7 +345,7 @@ class Listening(NearCarrier):
 
 def near(experiment, folder, ledger=None, carry=Listening, **options):
     """Return the judge of nodes in this process."""
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     wire = server_wire(experiment, experiment.method[0], host, simulated_noise(0), ledger)
     fleet = near_fleet(host, 8, folder, carry, wire, **options)
     return Judge(host.algorithm, fleet, views(host.population, named=experiment.eval_splits or BOTH))
@@ -453,7 +453,7 @@ def test_clients_with_few_rows_say_what_those_without_rows_say(tmp_path):
 def test_a_server_that_was_killed_tells_the_same_and_asks_nobody_again(tmp_path):
     """The sums of the round lie in its safe: noise of real clients is fresh, and a second sum would tell more."""
     experiment = private(fewest=3, changes={"eval_splits": ["train_clients", "val"]})
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0)
     draws = itertools.count()
 
     def fleet_of(place):
