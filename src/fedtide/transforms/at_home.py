@@ -29,7 +29,6 @@ from fedtide.core.base import (
     Moment,
     Payload,
     Prediction,
-    Reply,
     Shard,
     Weights,
     with_weights,
@@ -42,7 +41,7 @@ from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise, Task
 from fedtide.learn.layers import HEAD, IsIn, Layers, match_layers, pick_layers, put_layers
 from fedtide.personal import predict_by_memory
-from fedtide.transforms.transform import Transform, apply, each_slot, made_with, refuse_all, stepwise
+from fedtide.transforms.transform import Sending, Transform, apply, each_slot, made_with, refuse_all, stepwise
 
 NOT_OF_LAYERS = "count", "labels", "loss", "choice", "utility"
 """Values of single clients that tell nothing of their layers."""
@@ -205,20 +204,23 @@ def keep_home(
             return None
         return Sent(strip(served[0]), payload.seed), {"home": home, "method": served[1]}
 
+    def sent(seed: Tensor) -> Callable[[Any], Sent]:
+        return lambda payload: Sent(strip(payload), seed)
+
     def init(fleet: Any, rng: Rng) -> Extended:
         seed = torch.tensor(rng.at("home").number)
-        inner = algorithm.init(Sending(fleet, seed, strip), rng)
+        inner = algorithm.init(Sending(fleet, sent(seed)), rng)
         first = pick_layers(first_model(int(seed)), is_home)
         models = change_models(inner.weights, lambda model: put_layers(model, first))
         return Extended(with_weights(inner, models), seed)
 
     def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Any]:
-        inner, facts = algorithm.round(state.inner, Sending(fleet, state.own, strip), rng)
+        inner, facts = algorithm.round(state.inner, Sending(fleet, sent(state.own)), rng)
         return Extended(inner, state.own), facts
 
     def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
         payload, slot = algorithm.serve(state.inner, clients)
-        return each_slot(payload, {"slot": slot}, lambda part: Sent(strip(part), state.own)), slot
+        return each_slot(payload, {"slot": slot}, sent(state.own)), slot
 
     def keep(method: Algorithm) -> Algorithm:
         adapt = None if method.adapt is None else work_at_home(method.adapt, once=only_newcomers_adapt)
@@ -235,26 +237,6 @@ def keep_home(
         others={name: keep(other) for name, other in algorithm.others.items()},
         traits=traits,
     )
-
-
-class Sending:
-    """A fleet that sends models without the layers at home."""
-
-    def __init__(self, fleet: Any, seed: Tensor, strip: Callable[[Tree], Any]) -> None:
-        self._fleet, self._seed, self._strip = fleet, seed, strip
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
-
-    def ask(self, question: str, clients: Tensor, payload: Any, **options: Any) -> Reply:
-        """Ask some clients one question."""
-        sent = each_slot(payload, options, lambda part: Sent(self._strip(part), self._seed))
-        return self._fleet.ask(question, clients, sent, **options)
-
-    def score(self, payload: Any, clients: Tensor, **options: Any) -> Any:
-        """Judge predictions on the rows of some clients."""
-        sent = each_slot(payload, options, lambda part: Sent(self._strip(part), self._seed))
-        return self._fleet.score(sent, clients, **options)
 
 
 def change_models(tree: Tree, change: Callable[[Weights], Weights]) -> Any:

@@ -18,6 +18,7 @@ from fedtide.core.base import (
     Moment,
     Payload,
     Reply,
+    Scores,
     Shard,
     Sum,
     Weights,
@@ -122,6 +123,24 @@ class Through:
         if question == "train":
             return self._train(clients, payload, **options)
         return self._fleet.ask(question, clients, payload, **options)
+
+
+class Sending:
+    """A fleet whose clients receive something else, for training and to be judged: what `change` makes of a payload."""
+
+    def __init__(self, fleet: Any, change: Callable[[Any], Any]) -> None:
+        self._fleet, self._change = fleet, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def ask(self, question: str, clients: Tensor, payload: Any, **options: Any) -> Reply:
+        """Ask some clients one question."""
+        return self._fleet.ask(question, clients, each_slot(payload, options, self._change), **options)
+
+    def score(self, payload: Any, clients: Tensor, **options: Any) -> Scores:
+        """Judge predictions on the rows of some clients."""
+        return self._fleet.score(each_slot(payload, options, self._change), clients, **options)
 
 
 def keep_beside(

@@ -40,8 +40,6 @@ from fedtide.core.base import (
     Moment,
     Payload,
     Prediction,
-    Reply,
-    Scores,
     Shard,
     Slot,
     Sum,
@@ -57,7 +55,7 @@ from fedtide.fields.user_code import build_part
 from fedtide.learn.task import Task
 from fedtide.runs.build import algorithm_of
 from fedtide.transforms.on_need import judge_question
-from fedtide.transforms.transform import each_slot
+from fedtide.transforms.transform import Sending, each_slot
 from fedtide.tuning.ladder import climbing, half
 from fedtide.wire.pipeline import why_not
 
@@ -225,7 +223,7 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
     judges = [judge_question(algorithm, task.target) for algorithm in algorithms]
 
     def init(fleet: Any, rng: Rng) -> State:
-        states = tuple(one.init(Entrant(fleet, entry), rng) for entry, one in enumerate(algorithms))
+        states = tuple(one.init(Sending(fleet, partial(Played, entry)), rng) for entry, one in enumerate(algorithms))
         return State(states, tuple(range(len(algorithms))), empty(range(len(algorithms)), len(algorithms)))
 
     def round(state: State, fleet: Any, rng: Rng) -> tuple[State, Facts]:
@@ -233,7 +231,7 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
         number, rounds = fleet.moment.round, fleet.moment.rounds
         for entry in state.playing:
             received = grown(states[entry], len(fleet.clients))
-            states[entry], _ = algorithms[entry].round(received, Entrant(fleet, entry), rng)
+            states[entry], _ = algorithms[entry].round(received, Sending(fleet, partial(Played, entry)), rng)
         end = next(end for end in rung_ends(rounds, len(set(kinds))) if end > number)
         facts: dict[str, Any] = {"entries": len(state.playing)}
         if number < end - max(rounds // JUDGED, 1):
@@ -241,7 +239,7 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
         now = replace(now, times=now.times + 1)
         for entry in state.playing:
             payload, slot = algorithms[entry].serve(states[entry], fleet.reachable)
-            reply = Entrant(fleet, entry).ask(COMPARE, fleet.reachable, payload, slot=slot)
+            reply = Sending(fleet, partial(Played, entry)).ask(COMPARE, fleet.reachable, payload, slot=slot)
             now = added(now, entry, reply.total)
         playing = state.playing
         if number + 1 == end:
@@ -359,27 +357,6 @@ def joined_traits(traits: Sequence[Traits]) -> Traits:
         fewest=min(fewest) if fewest else None,
         unprivate="no budget plans the questions of several methods",
     )
-
-
-class Entrant:
-    """A fleet as one entry sees it: what it sends has the number of the entry."""
-
-    def __init__(self, fleet: Any, entry: int) -> None:
-        self._fleet, self._entry = fleet, entry
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
-
-    def ask(self, question: str, clients: Tensor, payload: Payload, **options: Any) -> Reply:
-        """Ask some clients one question."""
-        return self._fleet.ask(question, clients, self._sent(payload, options), **options)
-
-    def score(self, payload: Payload, clients: Tensor, **options: Any) -> Scores:
-        """Judge predictions on the clients' own rows."""
-        return self._fleet.score(self._sent(payload, options), clients, **options)
-
-    def _sent(self, payload: Payload, options: Mapping[str, Any]) -> Payload:
-        return each_slot(payload, options, partial(Played, self._entry))
 
 
 def own_part(memory: Memory, entry: int) -> Memory:
