@@ -179,3 +179,9 @@ def real_data() -> Path:
     if not (folder / "mnist").is_dir():
         pytest.skip("the real data sets are not here; set FEDTIDE_DATA")
     return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take longer than all else."""
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])

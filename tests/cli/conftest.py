@@ -10,8 +10,3 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDTIDE_DATA", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def undrawn(monkeypatch) -> None:
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])

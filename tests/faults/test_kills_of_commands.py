@@ -31,11 +31,6 @@ MANY = 40
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-@pytest.fixture
-def undrawn(monkeypatch) -> None:
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
-
-
 def left(root: Path) -> dict[str, bytes]:
     """What is in the folder of a site, but for its lock and what a killed command was writing."""
     return {

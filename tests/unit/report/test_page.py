@@ -34,12 +34,6 @@ def finished(root: Path, *methods: dict, **changes) -> Path:
     return studies.finished(root, study(*methods, **changes))
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Without pictures, which take longer than all else."""
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return finished(

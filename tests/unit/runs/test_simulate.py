@@ -12,10 +12,7 @@ from fedtide.data.shift.how import Rotation as Turned
 from fedtide.runs.build import algorithm_of, host_of
 from helpers.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record: [])
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
