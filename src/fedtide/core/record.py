@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,8 +227,15 @@ def rolled_back(folder: Path) -> dict[int, int]:
         raise FedtideError(f"{folder / ROLLBACKS}: damaged ({error})") from None
 
 
-def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+def read_rounds(
+    folder: Path, name: str = "rounds.jsonl", read: Callable[[Any], Any] = lambda line: line
+) -> list[dict[str, Any]]:
     """Every whole line of a run's `rounds.jsonl`, or of another file of lines; a last one without its end is left out.
+
+    Args:
+        folder: of the run.
+        name: of the file.
+        read: makes of a line what is needed, and raises a ValueError or the like if it cannot.
 
     Raises:
         FedtideError: a whole line is not what this program writes.
@@ -240,7 +247,7 @@ def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]
     lines = []
     for number, line in enumerate(whole, start=1):
         try:
-            lines.append(json.loads(line))
+            lines.append(read(json.loads(line)))
         except UNREADABLE:
             raise FedtideError(f"{path}: line {number} is damaged") from None
     return lines

@@ -1,6 +1,6 @@
 """Windows of a run that is watched: a table, and a page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, unknown
+from fedtide.core.errors import FedtideError, unknown
 from fedtide.core.record import ALARMS, STOPPED, read_rounds
 from fedtide.draw import figures
 from fedtide.draw.html import MARK, render, to_pictures
@@ -58,8 +58,7 @@ class WatchedRun:
             is_window = "watch" in line.get("facts", {})
             return {"round": int(line["round"]), **_checked(line["facts"]["watch"])} if is_window else {}
 
-        windows = _read_each(read_rounds(self.run.folder), self.run.folder / "rounds.jsonl", read)
-        return [window for window in windows if window]
+        return [window for window in read_rounds(self.run.folder, read=read) if window]
 
     @property
     def alarms(self) -> list[dict[str, Any]]:
@@ -68,10 +67,11 @@ class WatchedRun:
         Raises:
             FedtideError: the file is damaged.
         """
-        lines = read_rounds(self.run.folder, ALARMS)
-        return _read_each(lines, self.run.folder / ALARMS, lambda line: (
-            {**line, "round": int(line["round"]), "text": str(line["text"])}
-        ))  # fmt: skip
+
+        def read(line: Any) -> dict[str, Any]:
+            return {**line, "round": int(line["round"]), "text": str(line["text"])}
+
+        return read_rounds(self.run.folder, ALARMS, read)
 
     def since(self, lines: Sequence[dict[str, Any]]) -> str:
         """Say which rounds came after the last window, because a model that trains for an alarm is not watched."""
@@ -83,17 +83,6 @@ class WatchedRun:
         """Tell whether no round comes any more."""
         lines = read_rounds(self.run.folder)
         return bool(lines) and (len(lines) >= self.run.experiment.rounds or STOPPED in lines[-1])
-
-
-def _read_each(lines: Sequence[Any], path: Path, read: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Read each line of a record; raise a FedtideError that names the first one that is damaged."""
-    items = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            items.append(read(line))
-        except UNREADABLE:
-            raise FedtideError(f"{path}: line {number} is damaged") from None
-    return items
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
