@@ -203,7 +203,7 @@ def continue_greedily(network: nn.Module, prompt: list[int], tokens: int, tokeni
         )  # fmt: skip
         x = torch.tensor([prompt])
         return base.generate(x, attention_mask=torch.ones_like(x))[0, len(prompt) :].tolist()
-    ids = []
+    ids: list[int] = []
     while len(ids) < tokens and (not ids or ids[-1] != tokenizer.eos_token_id):
         ids.append(int(network(torch.tensor([[*prompt, *ids]]))[0, -1].argmax()))
     return ids
