@@ -20,6 +20,7 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, to_toml
+from fedtide.fleets.pool import MEND
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from helpers.shell import Command, contents, done
@@ -191,7 +192,7 @@ def test_workers_killed_at_any_moment(shell, tmp_path, name, seed, tried: Counte
             killed(process)
         else:
             assert process.wait() == 2
-            assert process.err == "fedtide: a worker process died 3 times on the same work; giving up\n"
+            assert process.err == f"fedtide: a worker process died 3 times on the same work; {MEND}\n"
             tried["kills of a worker: given up in one line"] += 1
     assert gone_on_with(experiment, root) == kept(whole)
     shutil.rmtree(tmp_path)

@@ -181,6 +181,8 @@ def error_message(error: Exception) -> Tree:
 
 DEATHS = 3
 """Number of processes that one call may take down before the run gives up."""
+MEND = "allowed: fedtide resume, with fewer workers if memory was short"
+"""What a person may do then."""
 
 
 Here = Callable[[int], Any]
@@ -324,7 +326,7 @@ class Processes(ABC, Generic[M]):
         if member.calls:
             batch.deaths[member.calls[0]] += 1
             if batch.deaths[member.calls[0]] >= DEATHS:
-                raise FedtideError(f"{self.title} died {DEATHS} times on the same work; giving up")
+                raise FedtideError(f"{self.title} died {DEATHS} times on the same work; {MEND}")
         self._replace(member)
 
     def _advised(self, line: str) -> str:

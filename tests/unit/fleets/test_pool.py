@@ -16,7 +16,7 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets import pool as pools
-from fedtide.fleets.pool import LARGE, Pool
+from fedtide.fleets.pool import LARGE, MEND, Pool
 from fedtide.fleets.this_machine import Scratch, end_with_parent, remove_left_behind
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
@@ -153,7 +153,7 @@ def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(po
     assert pools.DEATHS == 3
     monkeypatch.setattr(pools, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
-    with pytest.raises(FedtideError, match=r"^a worker process died 2 times on the same work; giving up$"):
+    with pytest.raises(FedtideError, match=rf"^a worker process died 2 times on the same work; {MEND}$"):
         list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
     assert len(list((tmp_path / "flags").iterdir())) == 7
     assert list(pool.map(ECHO, range(5))) == list(range(5))
