@@ -402,25 +402,25 @@ class Trial:
         return values[-1] if values and self.accuracy is None else self.accuracy
 
 
-def late(curves: Iterable[Curve], window: int, end: int | None = None) -> tuple[float, ...]:
+def late(curves: Iterable[Curve], spans: Mapping[str, tuple[int, int]]) -> tuple[float, ...]:
     """Return the late accuracy of each seed, the number by which a sweep chooses its points; a mean over points.
 
-    `end` is the number of rounds; None means that of the last value of each curve.
+    `spans` has by point the rounds that are late, and all rounds.
     """
     by_seed: dict[int, list[float]] = {}
     for curve in curves:
+        window, end = spans[curve.point]
         accuracy = mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None, end)
         by_seed.setdefault(curve.seed, []).append(accuracy)
     return tuple(map(fmean, by_seed.values()))
 
 
-def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
+def bounds(before: Sequence[Trial]) -> Bounds:
     """Return for each seed and evaluation the median accuracy of the earlier finished trials.
 
     Args:
         before: trials of the method in this stage that were asked for earlier, never those of the same batch, which may
             be missing yet.
-        rounds: rounds of a whole run.
 
     Returns:
         Empty if too few trials are finished.
@@ -433,7 +433,7 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
         first, by_trial = at_seed[0], zip(*(curve.accuracy for curve in at_seed), strict=True)
         by_round = zip(first.rounds, by_trial, strict=True)
         out.setdefault(first.seed, {})[first.point] = {
-            done: median(values) for done, values in by_round if done > WARM_UP * rounds
+            done: median(values) for done, values in by_round if done > WARM_UP * first.rounds[-1]
         }
     return out
 
@@ -596,7 +596,8 @@ def play_trial(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Tri
         except FedtideError as error:
             at = f"seed {seed}, {point}" if point else f"seed {seed}"
             return replace(trial, curves=(*before, curve), reason=f"{at}: {error}")
-    by_seed = late(trial.curves, experiment.late, experiment.rounds)
+    spans = {part.name: (part.experiment.late, part.experiment.rounds) for part in played}
+    by_seed = late(trial.curves, spans)
     if any(map(math.isnan, by_seed)):
         return replace(trial, reason="no client was judged: there are no validation rows")
     return replace(trial, state="finished", by_seed=by_seed, accuracy=fmean(by_seed))
@@ -688,7 +689,7 @@ def _next_calls(experiment: Experiment, root: Path, tuned: Tuned, first: int, be
     if all(number in done for number in numbers):
         return
     before = [done[number] for number in range(first)]
-    ended = bounds(before, experiment.rounds) if tune.pruning else {}
+    ended = bounds(before) if tune.pruning else {}
     for number, values in zip(numbers, asked(search, before, tune, len(numbers)), strict=True):
         if number not in done:
             trial = Trial(search.stage, search.method, number, values)

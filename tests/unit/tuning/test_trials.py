@@ -20,9 +20,11 @@ FOUR = [trial(i, 0.5, (0.1 * i, 0.2 * i, 0.3 * i), (0.0, 0.1 * i, 0.1 * i)) for 
 
 def test_late_accuracy_is_the_mean_of_the_window_as_a_sweep_has_it():
     curve = Curve(0, (2, 4, 6, 8), (0.0, 0.25, 0.5, 1.0))
-    assert late([curve, replace(curve, seed=1)], 4) == (0.75, 0.75)
-    assert late([curve, replace(curve, point="b", accuracy=(0.0, 0.0, 0.0, 0.5))], 4) == (0.5,)
-    assert late([curve], 1) == (1.0,)
+    assert late([curve, replace(curve, seed=1)], {"": (4, 8)}) == (0.75, 0.75)
+    other = replace(curve, point="b", accuracy=(0.0, 0.0, 0.0, 0.5))
+    assert late([curve, other], {"": (4, 8), "b": (4, 8)}) == (0.5,)
+    assert late([curve, replace(other, rounds=(4, 8, 12, 16))], {"": (4, 8), "b": (1, 16)}) == (0.625,)
+    assert late([curve], {"": (1, 8)}) == (1.0,)
 
 
 def test_a_late_skill_is_that_of_all_rows_of_the_window():
@@ -37,7 +39,7 @@ def test_a_late_skill_is_that_of_all_rows_of_the_window():
         curve = curve.then(done, Scores(torch.tensor([0]), one, -error * one, one, sums=sums).credited, dated=False)
     assert curve.accuracy == (0.9, -3.0, 0.5)
     assert curve.weights == (7.0, 1.0, 9.0)
-    assert late([curve], 4) == (pytest.approx(0.15),)
+    assert late([curve], {"": (4, 6)}) == (pytest.approx(0.15),)
 
 
 def test_windows_of_time_count_by_their_rows():
@@ -45,11 +47,11 @@ def test_windows_of_time_count_by_their_rows():
     for done, rows, right in ((1, 500.0, 400.0), (2, 5.0, 0.0)):
         one = torch.ones(1, dtype=torch.float64)
         curve = curve.then(done, Scores(torch.tensor([0]), rows * one, right * one, one), dated=True)
-    assert late([curve], 2) == (pytest.approx(400 / 505),)
+    assert late([curve], {"": (2, 2)}) == (pytest.approx(400 / 505),)
 
 
 def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
-    found = bounds(FOUR, 8)
+    found = bounds(FOUR)
     assert found == {
         0: {"": {4: pytest.approx(0.3), 8: pytest.approx(0.45)}},
         1: {"": {4: pytest.approx(0.15), 8: pytest.approx(0.15)}},
@@ -57,16 +59,16 @@ def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round
 
 
 def test_there_is_no_bound_from_too_few_trials_and_others_than_finished_do_not_count():
-    assert bounds(FOUR[:3], 8) == {}
-    assert bounds([*FOUR[:3], trial(3, None, (0.9,) * 3, state="pruned")], 8) == {}
-    assert bounds([*FOUR, trial(4, None, (0.9,) * 3, state="failed")], 8) == bounds(FOUR, 8)
+    assert bounds(FOUR[:3]) == {}
+    assert bounds([*FOUR[:3], trial(3, None, (0.9,) * 3, state="pruned")]) == {}
+    assert bounds([*FOUR, trial(4, None, (0.9,) * 3, state="failed")]) == bounds(FOUR)
 
 
 @pytest.mark.parametrize(
     ("accuracy", "ends"), [((0.1, 0.29), True), ((0.1, 0.31), False), ((0.35, 0.1), False), ((0.0,), False)]
 )
 def test_a_trial_is_ended_that_was_never_as_good_as_the_median_is_now(accuracy, ends):
-    assert hopeless(Curve(0, (2, 4, 8)[: len(accuracy)], accuracy), bounds(FOUR, 8)) is ends
+    assert hopeless(Curve(0, (2, 4, 8)[: len(accuracy)], accuracy), bounds(FOUR)) is ends
 
 
 def test_the_best_is_the_first_of_the_highest():
