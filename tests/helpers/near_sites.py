@@ -1,5 +1,6 @@
 """A site and its nodes, made as `fedtide deploy` and `fedtide join` make them, in this process."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,10 +75,11 @@ def serve_near(site: Site, nodes: dict[str, Any], rounds: int = 4, *, judged: bo
 
 
 def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
-    host = host_at(site)
+    """The first rounds of a site's study, in this process."""
+    host, whole = host_at(site), max(site.experiment.rounds, rounds)
     fleet = fleet_at(site, nodes, host)
-    start = begin(host.algorithm, fleet, seed=0, rounds=rounds)
-    list(play(host.algorithm, fleet, start, seed=0, rounds=rounds))
+    start = begin(host.algorithm, fleet, seed=0, rounds=whole)
+    list(itertools.islice(play(host.algorithm, fleet, start, seed=0, rounds=whole), rounds))
     return fleet
 
 

@@ -274,7 +274,8 @@ def accuracies(axes: Axes, curves: Mapping[int, Sequence[Curve]], names: Sequenc
     """
     bands(axes, curves, names, ylabel)
     late = [v for of_runs in curves.values() for _, values in of_runs for v in values[len(values) // 4 :]]
-    bottom = max(100 * min(filter(math.isfinite, late), default=0.0) - 4, 0)
+    lowest = 100 * min(filter(math.isfinite, late), default=0.0)
+    bottom = lowest - 4 if lowest < 0 else max(lowest - 4, 0)
     lows = [np.nanmin(np.asarray(line.get_ydata())) for line in _labeled(axes)]
     if lows:
         axes.set_ylim(bottom=bottom)

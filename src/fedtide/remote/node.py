@@ -321,6 +321,8 @@ class Node:
         mask = getattr(asked, "mask", None)
         if not self.wire.shares and (isinstance(asked, DealHeader) or (mask is not None and mask.drawn)):
             return "its study deals no shares"
+        if isinstance(asked, WorkHeader) and mask is not None and asked.forms is None:
+            return "it masks sums alone"
         if mask is not None and self.clients is not None and self.masker is not None:
             for peers in mask.peers.values():
                 if any(name != self.masker.node and int(peer) in self.clients for peer, name in peers.items()):
@@ -344,9 +346,8 @@ class Node:
         if isinstance(error, MemoryLost):
             self.log(about + (f"{error} ({error.__cause__})" if error.__cause__ else str(error)))
             return str(error)
-        self.log(
-            about + (str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error)))
-        )
+        text = str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error))
+        self.log(f"{about}\n{text}")  # a text of several lines is never told, as this one may quote values of rows
         return f"{type(error).__name__} at the node, whose log says more"
 
     def _clients(self, memory: NodeMemory, rows: ClientRows | None = None) -> Clients:

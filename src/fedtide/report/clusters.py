@@ -381,7 +381,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     """Return the numbers of drift and of the method's reactions, and those of `agreement` for the late rounds."""
     out = measure_drift(run, record)
     if run.ends_judged(record.view):
-        out |= agreement(run, record.clustered, record.groups, len(run.lines) - record.window)
+        out |= agreement(run, record.clustered, record.groups, (run.end or 0) - record.window)
     return out
 
 

@@ -218,7 +218,7 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
     place = np.floor((after - 1) * (cycles or 0) / max(run.rounds, 1))
     for cycle in range(len(out)):
         inside = values[place == cycle]
-        if len(inside):
+        if len(inside) and (cycle + 1) * run.rounds <= len(run.lines) * (cycles or 0):
             out[cycle] = inside.min(), inside.max()
     return out
 
@@ -432,7 +432,7 @@ def branches(record: ExperimentRecord) -> figures.Drawn | None:
         figures.small_legend(below)
     shares = record.curves(lambda run: figures.by_round(share_of_first(run, record.window)))
     figures.bands(below, {number: shares[number] for number in curves if number in shares}, [""] * len(record.names))
-    figures.over_rounds(below, max(rounds - record.window, 0), rounds)
+    figures.over_rounds(below, max(record.played - record.window, 0), record.played)
     below.set_ylim(-2, 102)
     below.set_ylabel(f"participants at {first}'s\nbranch or model, %")
     return figures.svg(figure, "which branch")
@@ -465,7 +465,7 @@ def bars(record: ExperimentRecord) -> dict[tuple[str, str], np.ndarray]:
     for method in record.methods:
         for run, group in ((run, group) for run in method.runs[:1] for group in record.groups or [""]):
             after, weights = gate_weights_of(run, record.view, group)
-            late = after > record.experiment.rounds - record.window
+            late = after > (run.end or 0) - record.window
             if late.any():
                 out[method.name, group] = weights[late].mean(axis=0)
     return out

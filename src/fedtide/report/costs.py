@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.core.record import STOPPED
+from fedtide.core.record import STOPPED, not_undone
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import time_to_accuracy
@@ -154,7 +154,9 @@ def _times(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
         out = {"time_to_accuracy": min(first, times[-1]), "reached_accuracy": float(math.isfinite(first))}
     if record.experiment.stop_at is not None:
         stopped = run.lines[-1].get(STOPPED)
-        end = int(after[len(after) - stopped["evaluations"]]) if stopped else len(run.lines)
+        counted = {line["round"] + 1 for line in not_undone(run.lines)}
+        judged = [int(done) for done in after if done in counted]
+        end = judged[-stopped["evaluations"]] if stopped else len(run.lines)
         out |= {"rounds_to_target": float(end), "time_to_target": float(times[end - 1])}
         out["reached_target"] = float(bool(stopped))
     return out
@@ -263,9 +265,10 @@ def _accuracy_against(
     curves = {}
     for number, of_runs in record.accuracies.items():
         runs = record.methods[number].runs
-        costs = [spent(run)[after.astype(int) - 1] for run, (after, _) in zip(runs, of_runs, strict=True)]
-        mean = figures.mean_of_runs(costs)
-        curves[number] = [(mean, values[: len(mean)]) for _, values in of_runs]
+        judged = [(run, curve) for run, curve in zip(runs, of_runs, strict=True) if len(curve[0])]
+        if judged:
+            mean = figures.mean_of_runs([spent(run)[after.astype(int) - 1] for run, (after, _) in judged])
+            curves[number] = [(mean, values[: len(mean)]) for _, (_, values) in judged]
     return curves
 
 

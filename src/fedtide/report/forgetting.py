@@ -346,8 +346,8 @@ def groups_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
         axes.set_title(figures.label(method.name), fontsize=10, loc="left")
         axes.grid(False)
     panels[-1].set_xlabel("rounds done")
-    figure.colorbar(image, ax=panels, label="accuracy, %", pad=0.01)
-    return figures.svg(figure, "accuracy of groups over rounds")
+    figure.colorbar(image, ax=panels, label=f"{record.experiment.score}, %", pad=0.01)
+    return figures.svg(figure, f"{record.experiment.score} of groups over rounds")
 
 
 def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.ndarray, np.ndarray]:

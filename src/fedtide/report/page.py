@@ -1,5 +1,6 @@
 """The report page: one HTML file that opens offline."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +258,9 @@ def compare(points: Sequence[Point]) -> Section:
         f"{score.capitalize()} over rounds, means over seeds with a band of one standard error.",
         accuracy_of_all([(point.name, point.record) for point in points]),
     )
-    marks = [swatch(look(number)) for number in range(sum(len(point.summary.methods) for point in points))]
+    starts = itertools.accumulate((len(point.record.names) for point in points), initial=0)
+    counted = zip(starts, (point.record.numbered for point in points), strict=False)
+    marks = [swatch(look(start + number)) for start, numbered in counted for number, _ in numbered]
     caption = f"Means ± one standard error over seeds.{differ}"
     parts = [Part("All methods", methods_of_all(points), caption, "all-methods", marks)]
     pairs = list(paired(points))

@@ -183,7 +183,7 @@ def participants(record: ExperimentRecord) -> figures.Drawn | None:
 
     {Score} of the model as it was sent out, on the participants' training rows before they train.{band}
     """
-    rounds = record.experiment.rounds
+    rounds = record.played
     span = int(min(4 * record.experiment.period, rounds)) if record.experiment.period else rounds
     curves = record.curves(lambda run: figures.by_round(run.every_round(lambda line: score_in(line["participants"]))))
     if not curves or span < 4:

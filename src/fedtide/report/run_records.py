@@ -460,6 +460,11 @@ class ExperimentRecord:
         return max((float(np.sqrt((noise**2).sum()) / len(noise)) for noise in ends), default=0.0)
 
     @property
+    def played(self) -> int:
+        """Rounds of the longest run: a target may end all runs early."""
+        return max(len(run.lines) for run in self.runs)
+
+    @property
     def numbered(self) -> list[tuple[int, MethodRecord]]:
         """Methods that have runs, with their numbers, which determine their colors."""
         return [(number, method) for number, method in enumerate(self.methods) if method.runs]

@@ -36,8 +36,8 @@ SEEDS = "noise.jsonl"
 """File in a site's private folder."""
 OWN = "privacy"
 """Folder in a node's folder with a ledger for each of its clients."""
-MASKED = 10_000
-"""Maximum number of masked answers whose question a node remembers: the oldest cannot be opened any more."""
+MASKED = 200
+"""Maximum number of masked answers of a client in a round: the question of each is remembered until it is opened."""
 OTHER = "it answered this before, of another model, or asked in another way"
 SAME = "question", "purpose", "reveal"
 """Keys of a question that must be the same when it comes once more, beside its model and the client's memory."""
@@ -152,7 +152,7 @@ class Budget:
     clip: Clip
     folder: Path
     _ledgers: dict[int, Ledger] = field(default_factory=dict, init=False, repr=False)
-    _asked: dict[tuple[int, Place, str], Line] = field(default_factory=dict, init=False, repr=False)
+    _asked: dict[int, tuple[int, dict[Any, Line]]] = field(default_factory=dict, init=False, repr=False)
 
     def ledger(self, client: int) -> Ledger:
         """Return the ledger of a client."""
@@ -178,24 +178,30 @@ class Budget:
             return why
         slots, mask, lines = header.get("slot"), header.get("mask"), []
         for client in header["clients"]:
-            place = number, ask, None if slots is None else slots[str(client)]
-            key = client, place, "" if mask is None else str(mask["attempt"])
+            slot = None if slots is None else slots[str(client)]
+            key = ask, slot or 0, "" if mask is None else mask["attempt"]  # no slots are masked as slot 0 is
+            newest, masked = self._asked.get(client, (number, {}))
+            masked = {} if number > newest else masked  # nothing of an earlier round is opened any more
             if header["kind"] == "unmask":
-                if key not in self._asked:
+                if number < newest or key not in masked or masked[key].question != header["question"]:
                     return "it has not answered what is to be opened"
-                lines.append(self._asked[key])
+                lines.append(masked[key])
                 continue
-            line = self._line(header, client, place, model)
+            line = self._line(header, client, (number, ask, slot), model)
             if why := self._objection(line, client, most):
                 return why
             if mask is None:
                 lines.append(line)
-            elif self._asked.setdefault(key, line) != line:
+                continue
+            if number < newest:
+                return f"it was asked in round {newest}, so nothing of round {number} is masked"
+            if key not in masked and len(masked) >= MASKED:
+                return f"it masks {MASKED} answers in a round, and no more"
+            if masked.setdefault(key, line) != line:
                 return OTHER
-            elif str(client) in mask.get("drawn", ()):
+            self._asked[client] = number, masked
+            if str(client) in mask.get("drawn", ()):
                 lines.append(line)
-        while len(self._asked) > MASKED:
-            self._asked.pop(next(iter(self._asked)))
         for line in lines:
             (client,) = line.clients
             if why := self._objection(line, client, most):
@@ -210,7 +216,8 @@ class Budget:
         number, ask, slot = place
         counted = header.get("counted", {}).get(str(client))
         bounds = _bounds(header, "0" if slot is None else str(slot))
-        same = json.dumps([model, *(header.get(key) for key in SAME), counted, *([bounds] if bounds else [])])
+        rounds = header["moment"]["rounds"]  # rates follow it, and so would another answer
+        same = json.dumps([model, *(header.get(key) for key in SAME), rounds, counted, *([bounds] if bounds else [])])
         return Line(
             round=number,
             ask=ask,

@@ -151,10 +151,9 @@ class Owner:
 
 def _model_of(header: Mapping[str, Any], client: int, payload: str) -> str:
     """Return the digest of what a client is judged with: of a payload its slot alone, and of its memory one version."""
-    chosen = [(header.get(key) or {}).get(str(client)) for key in ("slot", "counted")]
-    if chosen == [None, None]:
-        return payload
-    return hashlib.sha256(json.dumps([payload, *chosen]).encode()).hexdigest()
+    slot, version = ((header.get(key) or {}).get(str(client)) for key in ("slot", "counted"))
+    how = [payload, slot, version, header.get("grouping"), header["moment"]["rounds"]]
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 
 def read_policy(path: Path | None) -> Policy:

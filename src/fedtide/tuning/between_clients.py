@@ -430,6 +430,7 @@ def standings(state: State, names: Sequence[str]) -> list[Standing]:
         verdict: Verdict = "highest"
         if difference is not None:
             behind = difference.mean + difference.margin < 0
-            verdict = "dropped" if rung is not state.rungs[-1] else "behind" if behind else "cannot be told apart"
+            dropped = rung is not state.rungs[-1] or entry not in state.playing
+            verdict = "dropped" if dropped else "behind" if behind else "cannot be told apart"
         rows.append(Standing(name, entry, rung.rounds, score, difference, verdict))
     return sorted(rows, key=lambda row: (-row.rounds, -_or_least(row.score.mean)))

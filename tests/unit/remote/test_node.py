@@ -225,14 +225,17 @@ def test_uses_that_a_method_does_not_have_fill_no_disk(asked, tmp_path):
     assert file.exists()
 
 
-@pytest.mark.parametrize("damage", [b"\xff\n", b"[" * 5000 + b"\n", b"7\n", b"null\n"])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\n", b"[" * 5000 + b"\n", b"7\n", b"null\n"], ids=["bytes", "deep", "number", "nothing"]
+)
 def test_a_node_whose_record_of_evaluations_is_damaged_is_not_judged(damage, tmp_path):
     """Models that are forgotten would not count."""
     (tmp_path / "judged.jsonl").write_bytes(damage)
     said = []
     owner = Owner(None, tmp_path / "judged.jsonl", 6, said.append)
     assert owner.refuses(header(), "a") == "its own record of evaluations cannot be read now"
-    assert "judged.jsonl: damaged" in said[0]
+    assert "judged.jsonl: " in said[0]
+    assert "damaged" in said[0]
 
 
 @pytest.mark.parametrize(

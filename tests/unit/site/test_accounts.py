@@ -22,6 +22,7 @@ from fedtide.remote.node_memory import JudgedModels
 from fedtide.runs.build import host_of
 from fedtide.runs.privacy import plan_of
 from fedtide.runs.runner import Run, run_rounds
+from fedtide.site import accounts
 from fedtide.site.accounts import OTHER, SEEDS, Budget, describe_spent, forget, ledger_for, private_wire
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.owner import Owner
@@ -226,8 +227,8 @@ def test_a_question_that_is_refused_for_its_sum_spends_nothing(tmp_path):
 
 
 def header(kind: str = "ask", number: int = 0, **changes: Any) -> dict[str, Any]:
-    plain = {"kind": kind, "version": [number, 0], "moment": {"round": number}, "question": "train", "clients": [0]}
-    return plain | changes
+    moment = {"round": number, "rounds": 10, "seconds": 0.0}
+    return {"kind": kind, "version": [number, 0], "moment": moment, "question": "train", "clients": [0]} | changes
 
 
 def budget(folder: Path, plan: Plan = Plan(10, 3, 2), z: float = 2.0) -> Budget:
@@ -289,6 +290,28 @@ def test_a_try_is_of_one_model(tmp_path):
         assert mine.refuses(header(**masked), model, None) is None
     assert [mine.refuses(header(**masked), "o", None) for masked in tries] == [OTHER] * 2
     assert [mine.refuses(header("unmask", **masked), "", None) for masked in tries] == [None, OTHER]
+
+
+def test_a_line_pays_for_what_was_masked_alone(tmp_path):
+    """Neither slot 0, which is masked as no slots are, nor another question, nor another length of the study."""
+    mine, masked = budget(tmp_path), {"mask": {"attempt": "a"}}
+    assert mine.refuses(header(**masked), "m", None) is None
+    assert mine.refuses(header(**masked, slot={"0": 0}), "n", None) == OTHER
+    assert mine.refuses(header(**masked, moment={"round": 0, "rounds": 99}), "m", None) == OTHER
+    assert mine.refuses(header("unmask", **masked, question="score"), "", None) is not None
+    assert mine.refuses(header("unmask", **masked, slot={"0": 0}), "", None) is None
+    assert len(mine.ledger(0).lines) == 1
+
+
+def test_a_masked_answer_is_not_forgotten_while_its_sum_can_be_opened(tmp_path, monkeypatch):
+    """Else the same try could be noted once more, as of a model that is paid for."""
+    monkeypatch.setattr(accounts, "MASKED", 2)
+    mine = budget(tmp_path)
+    tries = [header(mask={"attempt": name}) for name in "abc"]
+    assert [mine.refuses(each, "m", None) is None for each in tries] == [True, True, False]
+    assert mine.refuses(header(number=2, mask={"attempt": "a"}), "m", None) is None
+    assert mine.refuses(tries[0], "n", None) == "it was asked in round 2, so nothing of round 0 is masked"
+    assert mine.refuses(header("unmask", mask={"attempt": "a"}), "", None) is not None
 
 
 def test_the_owners_epsilon(tmp_path):
