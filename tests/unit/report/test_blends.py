@@ -23,7 +23,7 @@ from fedtide.report.study import summarize
 from fedtide.report.summary import Summary
 from fedtide.report.topics import is_number
 from helpers.blended import BLEND, FLAT, SPLITTING
-from helpers.records import record_like, run_of_lines
+from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished
 from helpers.toys import TOY
 
@@ -164,6 +164,14 @@ def test_peaks_and_troughs_of_each_cycle(tmp_path):
 def test_a_cycle_that_is_cut_off_is_left_out(tmp_path):
     run = judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.9])
     assert extremes(run, "train_clients", 2.5).tolist() == [[0.1, 0.5], [0.2, 0.3]]
+
+
+def test_a_cycle_in_which_the_run_stopped_is_left_out(tmp_path):
+    judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.9, 0.1])
+    change_lines(tmp_path / "rounds.jsonl", lambda line: line.update(stopped={"accuracy": 0.1}))
+    run = RunRecord(0, tmp_path, 8)
+    assert extremes(run, "train_clients", 2)[0].tolist() == [0.1, 0.5]
+    assert np.isnan(extremes(run, "train_clients", 2)[1]).all()
 
 
 @pytest.mark.parametrize("cycles", [None, 0.5, 1, 1.9])

@@ -11,7 +11,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
-from fedtide.report.costs import clock_table, clustering_table, cost_table, epsilon_and_accuracy
+from fedtide.report.costs import clock_table, clustering_table, cost_table, epsilon_and_accuracy, measure
 from fedtide.report.narrative import alarms
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
@@ -230,6 +230,19 @@ def test_of_five_that_are_asked_the_first_three_count(tmp_path):
 def test_runs_that_stop_have_means_over_fewer_rounds(tmp_path):
     record = played(tmp_path / "run", A, stop_at={"accuracy": 0.0}, average_last=4)
     assert summarize(record).span == record.span == "its last 4 rounds or fewer"
+
+
+def test_a_target_that_came_after_a_rollback_is_reached_at_evaluations_that_count(tmp_path):
+    """Evaluations after 2, 4 and 6 rounds; that after 4 is undone, and the target wants two in a row."""
+    record = played(tmp_path / "run", A, stop_at={"accuracy": 0.0, "evaluations": 2}, eval_every=2, rounds=12)
+    folder = record.methods[0].runs[0].folder
+    lines = lines_of(folder)
+    assert len(lines) == 4
+    more = [{**line, "round": line["round"] + 2} for line in lines[2:]]
+    more[0]["rolled_back_to"] = 2
+    lines[-1].pop("stopped")
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, *more]))
+    assert measure(record, record.methods[0], RunRecord(0, folder, 12))["rounds_to_target"] == 2.0
 
 
 # -- the privacy budget ------------------------------------------------------------------------------------------------

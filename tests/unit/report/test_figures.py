@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedtide.draw.figures import band, look
+from fedtide.draw.figures import accuracies, band, look
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_a_band_has_the_rounds_that_all_seeds_have(first, second, rounds, means)
     x, y = axes.lines[0].get_data()
     assert (list(x), list(y)) == (rounds, pytest.approx(means))
     assert len(axes.collections) == (1 if second else 0)
+
+
+def test_scores_below_0_lie_on_their_axis():
+    axes = Figure().subplots()
+    accuracies(axes, {0: [(np.arange(4), np.array([-0.35, -0.3, -0.25, -0.2]))]}, ["behind the mean"], "skill, %")
+    bottom, top = axes.get_ylim()
+    assert bottom < -30 < -20 < top

@@ -117,6 +117,13 @@ def test_the_better_half_of_the_methods_plays_on_and_of_each_its_better_entry():
     assert all(0 <= row.score.mean <= 1 for row in rows)
 
 
+def test_of_two_methods_the_worse_entry_of_each_is_dropped():
+    state = last(host_with(entered(SLOW, FAST, IFCA)), 2)
+    rows = {row.number: row.verdict for row in standings(state, ["slow", "fast", "IFCA"])}
+    assert len(state.rungs) == 1
+    assert {number for number, verdict in rows.items() if verdict == "dropped"} == {0, 1, 2} - set(state.playing)
+
+
 # -- bits --------------------------------------------------------------------------------------------------------------
 
 
