@@ -282,7 +282,8 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     areas = [(f"{first}, expected", colors[0], 0.45), (f"{others}, expected", colors[1], 0.25)]
     figures.draw_areas(axes, np.arange(1, len(share) + 1), np.stack([share, 1 - share], axis=1), areas)
     counts = [run.every_row(at("groups")) for run in method.runs]
-    shares = [groups[:, 0] / np.maximum(groups.sum(axis=1), 1) for groups in counts]
+    all_of = [groups.sum(axis=1) for groups in counts]
+    shares = [groups[:, 0] / np.where(total > 0, total, np.nan) for groups, total in zip(counts, all_of, strict=True)]
     ends, arrived = figures.by_round(figures.mean_of_runs(shares))
     axes.plot(ends, 100 * arrived, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylabel("participants, %")
