@@ -22,22 +22,25 @@ class _Evidence:
         paired: true for a difference of two methods.
         same_run: true if these methods are the same run.
         reached: number of seeds of each method that arrive, if some do not.
-        open: true if a run that ended too early may speak against the claim.
+        lower: true if the number may be lower than it seems, because a run ended too early.
+        higher: true if it may be higher.
     """
 
     by_seed: dict[int, float]
     paired: bool
     same_run: bool = False
     reached: Sequence[int] = ()
-    open: bool = False
+    lower: bool = False
+    higher: bool = False
 
 
 def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim.
 
     A claim holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound. It does
-    not hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen. Seeds may be
-    too few to tell (`Measure.clarity`), and two methods may be the same run.
+    not hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen; nor is it if
+    a run that ended before it arrived may change the verdict. Seeds may be too few to tell (`Measure.clarity`), and two
+    methods may be the same run.
     """
     return _verdict(claim, _evidence({method.name: method for method in methods}, claim), units)
 
@@ -45,15 +48,19 @@ def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Un
 def judge_sweep(summaries: Sequence[Summary], claim: Claim) -> Judged:
     """Return the verdict on a claim about a part of a sweep, with every method at its chosen point of that part."""
     names = [summary.point for summary in summaries]
-    parts = [[*matching(part, names)] for part in (claim.at, claim.beyond) if part is not None]
-    evidence, *others = (_evidence(_at_chosen([s for s in summaries if s.point in part]), claim) for part in parts)
-    if others:
+    points = [matching(part, names) for part in (claim.at, claim.beyond) if part is not None]
+    parts = [[summary for summary in summaries if summary.point in part] for part in points]
+    evidence, *others = (_evidence(_at_chosen(part), claim) for part in parts)
+    if len({s.units.get(claim.measured) for part in parts for s in part} - {None}) > 1:
+        evidence = _Evidence({}, evidence.paired or bool(others))  # seconds and rounds have no difference and no mean
+    elif others:
         beyond = others[0]
         gaps = {s: value - beyond.by_seed[s] for s, value in evidence.by_seed.items() if s in beyond.by_seed}
         reached = [*evidence.reached, *beyond.reached]
-        same, open_ = evidence.same_run and beyond.same_run, evidence.open or beyond.open
-        evidence = _Evidence(gaps, True, same, reached, open_)
-    return _verdict(claim, evidence, summaries[0].units)
+        # The difference is lower where its second side is higher.
+        lower, higher = evidence.lower or beyond.higher, evidence.higher or beyond.lower
+        evidence = _Evidence(gaps, True, evidence.same_run and beyond.same_run, reached, lower, higher)
+    return _verdict(claim, evidence, parts[0][0].units)
 
 
 def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
@@ -91,13 +98,17 @@ def _judge(claim: Claim, measure: Measure, evidence: _Evidence) -> Verdict:
         return "not seen"
     gap = claim.gap(measure.mean)
     clarity = measure.clarity(gap)
-    if clarity == "clear" and gap > 0:
-        return "not seen" if evidence.open else "holds"
+    # A number that can move only away from the bound keeps its verdict; one `within` can move out on either side.
+    open_ = evidence.lower if measure.mean > claim.bound else evidence.higher
+    if claim.within is not None and gap > 0:
+        open_ = evidence.lower or evidence.higher
+    if clarity == "clear" and gap > 0 and not open_:
+        return "holds"
     if evidence.same_run:
         return "the same run"
-    if clarity == "clear":
+    if clarity == "clear" and not open_:
         return "does not hold"
-    return "not seen" if clarity == "unclear" else clarity
+    return "too few seeds" if clarity == "too few seeds" else "not seen"
 
 
 def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
@@ -114,23 +125,32 @@ def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
         return _Evidence({}, paired)
     arrived = [m.by_seed(reached_by) for m in compared] if reached_by else []
     late = any(not all(seeds.values()) for seeds in arrived)
-    reached = [int(sum(seeds.values())) for seeds in arrived] if late else []
+    reached = [sum(value == 1 for value in seeds.values()) for seeds in arrived] if late else []
     ours = compared[0]
     if paired:
         by_seed, same = ours.minus(compared[1], name, reached_by), ours.same_run(compared[1])
-        return _Evidence(by_seed, True, same, reached, late and _is_open(claim, *arrived))
+        return _Evidence(by_seed, True, same, reached, *(_find_open(claim, *compared, reached_by) if late else ()))
     by_seed = ours.by_seed(name)
     if late and (claim.below or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
-    return _Evidence(by_seed, False, False, reached)
+    return _Evidence(by_seed, False, False, reached, higher=late)
 
 
-def _is_open(claim: Claim, ours: Mapping[int, float], theirs: Mapping[int, float]) -> bool:
-    """Tell whether at any seed the only method to arrive is the one that the claim calls later."""
-    if claim.within is not None:
-        return any(ours[seed] != theirs[seed] for seed in ours if seed in theirs)
-    sooner, later = (ours, theirs) if claim.below else (theirs, ours)
-    return any(later[seed] and not sooner[seed] for seed in later if seed in sooner)
+def _find_open(claim: Claim, ours: MethodSummary, theirs: MethodSummary, reached: str) -> tuple[bool, bool]:
+    """Tell whether the difference of two times may be lower, and whether it may be higher, than it seems.
+
+    Who arrives after the other's run ended has not arrived either when times are cut. A seed at which none has arrived
+    by then is a tie if the claim only says who is sooner.
+    """
+    (time, here), (rival, there) = ((m.by_seed(claim.measured), m.by_seed(reached)) for m in (ours, theirs))
+    missing = [
+        (not here[s] or (not there[s] and time[s] > rival[s]), not there[s] or (not here[s] and rival[s] > time[s]))
+        for s in here
+        if s in there
+    ]
+    if claim.bound == 0 and claim.within is None and claim.beyond is None:
+        missing = [pair for pair in missing if not all(pair)]
+    return any(second for _, second in missing), any(first for first, _ in missing)
 
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:

@@ -11,7 +11,7 @@ import pytest
 from fedtide.config import Claim, from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import Measure, branch_accuracy
-from fedtide.report.claims import judge, judge_sweep
+from fedtide.report.claims import format_claim, judge, judge_sweep
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import read_study, summarize
 from fedtide.report.summary import MethodSummary, Summary
@@ -141,6 +141,95 @@ def test_a_measure_that_agrees_by_chance_is_not_the_same_run():
     assert judge([ours, steadier], claim).verdict == "not seen"
     twin = method("theirs", [0.7, 0.8, 0.9], refused=[0.0] * 3, std_over_rounds=[0.1, 0.1, 0.1])
     assert judge([ours, twin], claim).verdict == "the same run"
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+NEVER = [100.0] * 3
+
+
+def timed(name: str, times, arrived=None) -> MethodSummary:
+    """A method whose seeds arrive at these times, or never by the end, 100."""
+    flags = [float(time < 100) for time in times] if arrived is None else arrived
+    return method(name, times, "time_to_accuracy", reached_accuracy=flags)
+
+
+def sooner(ours, theirs=(), **claimed) -> str:
+    methods = [timed("ours", ours)] + [timed("theirs", theirs)] * bool(theirs)
+    versus = "theirs" if theirs else None
+    return judge(methods, Claim(text="x", method="ours", versus=versus, measure="time_to_accuracy", **claimed)).verdict
+
+
+@pytest.mark.parametrize(("ours", "theirs", "claimed", "expected"), [
+    (NEVER, NEVER, {"within": 5.0}, "not seen"),
+    (NEVER, NEVER, {"less": True, "bound": 20.0}, "not seen"),
+    (NEVER, NEVER, {"less": False, "bound": -20.0}, "not seen"),
+    ([90.0] * 3, NEVER, {"less": True, "bound": -20.0}, "not seen"),
+    (NEVER, [90.0] * 3, {"bound": 20.0}, "not seen"),
+    (NEVER, [97.0] * 3, {"within": 5.0}, "not seen"),
+    # What is missing can only confirm these.
+    ([50.0] * 3, NEVER, {"less": True, "bound": -20.0}, "holds"),
+    (NEVER, [50.0] * 3, {"bound": 20.0}, "holds"),
+    (NEVER, [50.0] * 3, {"less": True, "bound": 20.0}, "does not hold"),
+    ([50.0] * 3, NEVER, {"bound": -20.0}, "does not hold"),
+    (NEVER, [50.0] * 3, {"within": 5.0}, "does not hold"),
+    # A seed at which none arrives is a tie of who is sooner, but not of by how much.
+    ([50.0] * 6 + [100.0], [90.0] * 6 + [100.0], {"less": True}, "holds"),
+    ([50.0] * 6 + [100.0], [90.0] * 6 + [100.0], {}, "does not hold"),
+    ([50.0] * 6 + [100.0], [90.0] * 6 + [100.0], {"less": True, "bound": -1.0}, "not seen"),
+    # A time of one method is a lower bound.
+    (NEVER, (), {"bound": 150.0}, "not seen"),
+    (NEVER, (), {"bound": 90.0}, "holds"),
+    (NEVER, (), {"less": True, "bound": 90.0}, "not seen"),
+    ([90.0] * 3, (), {"bound": 150.0}, "does not hold"),
+])  # fmt: skip
+def test_a_seed_that_never_arrives_decides_nothing_that_it_may_yet_change(ours, theirs, claimed, expected):
+    assert sooner(ours, theirs, **claimed) == expected
+
+
+def test_who_arrives_after_the_shorter_run_ended_decides_nothing():
+    """Ours arrives at 900 and theirs not by 100: the difference of both cut there is 0, but it may be 800 or less."""
+    methods = [timed("ours", [900.0] * 3, [1.0] * 3), timed("theirs", NEVER)]
+    claim = Claim(text="x", method="ours", versus="theirs", measure="time_to_accuracy", less=True, bound=20.0)
+    assert judge(methods, claim).verdict == "not seen"
+
+
+def test_a_seed_without_an_accuracy_beside_one_that_never_arrives_is_not_counted():
+    ours = timed("ours", [math.nan, 100.0, 50.0], [math.nan, 0.0, 1.0])
+    for versus in (None, "theirs"):
+        claim = Claim(text="x", method="ours", versus=versus, measure="time_to_accuracy", less=True)
+        found = judge([ours, timed("theirs", [90.0] * 3)], claim)
+        assert (found.verdict, found.reached[0], found.number.mean) == ("not seen", 1, None)
+
+
+def at_points(claim: Claim, clocks=("rounds", "rounds"), **points):
+    """Judge a claim about two points, of which each has these methods."""
+    summaries = [
+        Summary("", name.replace("_", " "), 3, "train_clients", 3, None, [], methods, clock=clock)
+        for (name, methods), clock in zip(points.items(), clocks, strict=True)
+    ]
+    return judge_sweep(summaries, claim)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "expected"), [(50.0, 100.0, "not seen"), (100.0, 0.0, "holds")])
+def test_a_gap_beyond_another_is_open_where_the_other_may_fall(ours, theirs, expected):
+    """At rate 1 ours is 60 sooner. At rate 2 it is at least 50 sooner, or at least 100 later."""
+    claim = Claim(text="x", method="ours", versus="theirs", measure="time_to_accuracy", less=True, at="rate 1")
+    both = [timed("ours", [30.0] * 3), timed("theirs", [90.0] * 3)]
+    other = [timed("ours", [ours] * 3), timed("theirs", [theirs] * 3)]
+    beyond = claim.model_copy(update={"beyond": "rate 2"})
+    assert at_points(beyond, rate_1=both, rate_2=other).verdict == expected
+
+
+def test_the_unit_of_a_claim_is_that_of_its_points():
+    points = {"rate_1": [timed("ours", [90.0] * 3)], "rate_2": [timed("ours", [40.0, 50.0, 60.0])]}
+    claim = Claim(text="x", method="ours", measure="time_to_accuracy", at="rate 2")
+    found = at_points(claim, ("rounds", "seconds"), **points)
+    assert (found.unit, format_claim(found)) == ("seconds", "50.0 ± 5.8 s")
+    beyond = claim.model_copy(update={"at": "rate 1", "beyond": "rate 2"})
+    assert at_points(beyond, ("seconds", "seconds"), **points).verdict == "holds"
+    mixed = at_points(beyond, ("rounds", "seconds"), **points)
+    assert (mixed.verdict, format_claim(mixed)) == ("not seen", "-")
 
 
 # -- seeds and rivals --------------------------------------------------------------------------------------------------
