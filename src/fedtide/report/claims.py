@@ -128,8 +128,9 @@ def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
     reached = [sum(value == 1 for value in seeds.values()) for seeds in arrived] if late else []
     ours = compared[0]
     if paired:
-        by_seed, same = ours.minus(compared[1], name, reached_by), ours.same_run(compared[1])
-        return _Evidence(by_seed, True, same, reached, *(_find_open(claim, *compared, reached_by) if late else ()))
+        theirs = compared[1]
+        open_ = _find_open(claim, ours, theirs, reached_by) if late else (False, False)
+        return _Evidence(ours.minus(theirs, name, reached_by), True, ours.same_run(theirs), reached, *open_)
     by_seed = ours.by_seed(name)
     if late and (claim.below or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}

@@ -104,7 +104,8 @@ def _alarms_of(method: MethodSummary, words: TargetWords) -> list[str]:
     diverged = _total(method, "diverged")
     out = _refusals(method)
     if diverged:
-        out.append(f"{method.name}: at {diverged:,} evaluations its predictions were NaN, so it has no {words.score}")
+        at = counted(diverged, "evaluation")
+        out.append(f"{method.name}: at {at} its predictions were NaN, so it has no {words.score}")
     if _total(method, "one_answer"):
         out.append(f"{method.name}: it seems to answer one class for all rows, at every evaluation; {CAUSES}")
     elif exploded := _explosions(method):
@@ -127,7 +128,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     """Describe the result of one method."""
     measure, words = method.measure, summary.target
     if measure(method.score).mean is None:
-        return f"{method.name} {f'has {NO_SCORES}' if method.withheld else 'was never judged'}."
+        return f"{method.name} {f'has {NO_SCORES}' if method.withheld else _unjudged(method, words)}."
     text = f"{method.name} has {words.a_score} of {percent(measure(method.score))} {summary.late}"
     if measure("swing").mean is not None:
         text += f", and {percent(measure('worst_point'))} at its worst moment"
@@ -146,6 +147,15 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         when = f"after {counted(rounds, 'round')}" if all(reached) else times
         text += f" It reaches the target {when}."
     return f"{text}{_against(summary, method)}"
+
+
+def _unjudged(method: MethodSummary, words: TargetWords) -> str:
+    """Say why a method has no mean: some runs have no score at their end, or none was ever judged."""
+    scores = method.by_seed(method.score).values()
+    if not _total(method, "diverged") and not any(map(math.isfinite, scores)):
+        return "was never judged"
+    without = sum(not math.isfinite(score) for score in scores)
+    return f"has no {words.score} at the end in {without} of {counted(len(scores), 'run')}"
 
 
 def _floor(method: MethodSummary, words: TargetWords) -> str:
@@ -194,8 +204,10 @@ def _effect(record: ExperimentRecord, summary: Summary) -> str:
         return ""
     shifted, steady = pair
     cost = steady.against(shifted, steady.score)
+    if cost.mean is None:
+        return ""
     text = f"The shift costs {points(cost)} of {summary.score} on average{_doubt(cost)}"
-    if (cost.mean or 0.0) < 0:
+    if cost.mean < 0:
         gain = shifted.against(steady, steady.score)
         text = f"With the shift {summary.score} is {points(gain)} higher on average{_doubt(cost)}"
     worst = steady.against(shifted, "worst_point")
@@ -208,7 +220,7 @@ def _effect(record: ExperimentRecord, summary: Summary) -> str:
 def _with_and_without(record: ExperimentRecord) -> tuple[str, ...]:
     """Return the names of two methods that differ by the shift alone; () without such methods."""
     for shifted, steady in product(record.methods, repeat=2):
-        settings = [(m.method.algorithm, m.method.options) for m in (shifted, steady)]
+        settings = [m.method.model_dump(exclude={"name", "shift"}) for m in (shifted, steady)]
         if settings[0] == settings[1] and shifted.shift.who.changes and not steady.shift.who.changes:
             return shifted.name, steady.name
     return ()
@@ -259,10 +271,14 @@ def setting(record: ExperimentRecord) -> str:
         judged_clients = {*record.runs[0].clients(record.clustered)["client"].to_pylist()}
         text += f", of whom {len(judged_clients)} are judged"
     text += f"; {counted(len(experiment.seeds), 'seed')}, {counted(experiment.rounds, 'round')}. "
-    for run in record.runs:
-        for line in run.lines:
-            if "rolled_back_to" in line:
-                text += f"Round {line['round'] + 1} began with the model after round {line['rolled_back_to']}. "
+    several = len(experiment.method) * len(experiment.seeds) > 1
+    for method in record.methods:
+        for run in method.runs:
+            whose = f" ({method.name}, seed {run.seed})" if several else ""
+            for line in [] if run.other else run.lines:  # other uses of its models have the same lines
+                if "rolled_back_to" in line:
+                    text += f"Round {line['round'] + 1} began with the model after round {line['rolled_back_to']}"
+                    text += f"{whose}. "
     text += "" if experiment.rounds else "Nothing is trained: the models that methods begin with are judged. "
     if not record.real:
         text += shift.who.words(record.groups, shift.clock)

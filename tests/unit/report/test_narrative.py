@@ -1,5 +1,6 @@
 """Text of the report: sentences, headlines, alarms and the setting."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -79,6 +80,17 @@ def test_a_method_is_compared_with_the_baseline(ours, text, sign):
     assert "Against" not in narrative.sentence(both, base)
 
 
+@pytest.mark.parametrize(("accuracies", "diverged", "text"), [
+    ([math.nan, 0.9, 0.9], [1.0, 0.0, 0.0], "A has no accuracy at the end in 1 of 3 runs."),
+    ([math.nan] * 3, [2.0, 1.0, 0.0], "A has no accuracy at the end in 3 of 3 runs."),
+    ([math.nan] * 3, [0.0] * 3, "A was never judged."),
+])  # fmt: skip
+def test_a_method_without_a_mean_says_in_which_of_its_runs_the_end_is_missing(accuracies, diverged, text):
+    one = method("A", *accuracies)
+    one.measures["diverged"] = Measure.of(diverged)
+    assert narrative.sentence(summary(one), one) == text
+
+
 # -- headlines ---------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +110,24 @@ def test_the_difference_is_over_the_seeds_of_both():
     assert narrative.headline(record(A, STEADY), summary(shifted, steady)).startswith(
         "So far, 1 run is not finished and not counted. The shift costs 15.0 ± 5.0 points"
     )
+
+
+@pytest.mark.parametrize("other", [
+    {"loss": "wsm"}, {"transforms": ["pooled"]}, {"init_from": "weights.safetensors"}, {"decide_per": "sample"},
+])  # fmt: skip
+def test_methods_that_differ_by_more_than_the_shift_tell_no_cost_of_it(other):
+    for steady, costs in ((STEADY, False), ({**STEADY, **other}, True)):
+        toy = record({**A, **other}, steady)
+        both = summary(*(method(m.name, value) for m, value in zip(toy.methods, (0.8, 0.9), strict=True)))
+        assert narrative.headline(toy, both).startswith("The shift costs 10.0 points") is costs
+
+
+def test_a_cost_of_the_shift_that_no_seed_tells_is_not_in_the_headline():
+    """Each method has a seed that the other has not."""
+    steady = replace(method("Steady", 0.9), seeds=[1])
+    text = narrative.headline(record(A, STEADY), summary(method("A", 0.8), steady))
+    assert "shift" not in text
+    assert "Steady has the highest mean" in text
 
 
 @pytest.mark.parametrize(("methods", "text"), [
@@ -203,6 +233,12 @@ def test_refusals_of_real_clients_are_told_by_their_reasons():
     assert not broken(one)
 
 
+@pytest.mark.parametrize(("count", "words"), [(1.0, "1 evaluation its"), (2.0, "2 evaluations its")])
+def test_evaluations_without_numbers_are_counted(count, words):
+    one = MethodSummary("A", "fedavg", [0], 0, {"diverged": Measure.of([count])})
+    assert alarms(summary(one)) == [f"A: at {words} predictions were NaN, so it has no accuracy"]
+
+
 def test_a_study_without_judged_rows_is_an_alarm():
     never = MethodSummary("A", "fedavg", [0], 0, {})
     assert alarms(summary(never)) == [
@@ -238,3 +274,22 @@ def test_the_first_and_the_highest_loss_are_those_of_the_record(tmp_path):
     losses = [line["client_loss"]["q50"] for line in lines_of(root / "a" / "0")]
     measures = summarize(read_experiment(root)[0]).method("A").measures
     assert (measures["first_loss"].mean, measures["peak_loss"].mean) == (losses[0], max(losses))
+
+
+# -- setting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("methods", "seeds", "whose"), [
+    ([A], [4], ""),
+    ([{**A, "transforms": [{"kind": "personalized", "others": ["fine-tuned"]}]}, {**A, "name": "B"}], [4],
+     " (A, seed 4)"),
+    ([A], [4, 5], " (A, seed 4)"),
+])  # fmt: skip
+def test_a_rollback_is_told_once_with_its_run_if_there_are_several(tmp_path, methods, seeds, whose):
+    root = finished(tmp_path / "run", study(*methods, rounds=3, seeds=seeds))
+    lines = lines_of(root / "a" / "4")
+    lines[2]["rolled_back_to"] = 1
+    (root / "a" / "4" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = narrative.setting(read_experiment(root)[0])
+    assert f" Round 3 began with the model after round 1{whose}. " in text
+    assert text.count("began with") == 1
