@@ -38,9 +38,9 @@ def judge(methods: Sequence[MethodSummary], claim: Claim, units: Mapping[str, Un
     """Return the verdict on a claim.
 
     A claim holds if the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound. It does
-    not hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen; nor is it if
-    a run that ended before it arrived may change the verdict. Seeds may be too few to tell (`Measure.clarity`), and two
-    methods may be the same run.
+    not hold if the interval lies short of the bound. Else, or if a method was not judged, it is not seen. It is not
+    seen either if a run that ended before it arrived may change the verdict. Seeds may be too few to tell
+    (`Measure.clarity`), and two methods may be the same run.
     """
     return _verdict(claim, _evidence({method.name: method for method in methods}, claim), units)
 
@@ -140,18 +140,17 @@ def _evidence(methods: Mapping[str, MethodSummary], claim: Claim) -> _Evidence:
 def _find_open(claim: Claim, ours: MethodSummary, theirs: MethodSummary, reached: str) -> tuple[bool, bool]:
     """Tell whether the difference of two times may be lower, and whether it may be higher, than it seems.
 
-    Who arrives after the other's run ended has not arrived either when times are cut. A seed at which none has arrived
-    by then is a tie if the claim only says who is sooner.
+    A run that arrives after the end of the other one has not arrived when times are cut there. A seed at which neither
+    has arrived by then is a tie if the claim only says who is sooner.
     """
-    (time, here), (rival, there) = ((m.by_seed(claim.measured), m.by_seed(reached)) for m in (ours, theirs))
-    missing = [
-        (not here[s] or (not there[s] and time[s] > rival[s]), not there[s] or (not here[s] and rival[s] > time[s]))
-        for s in here
-        if s in there
-    ]
-    if claim.bound == 0 and claim.within is None and claim.beyond is None:
-        missing = [pair for pair in missing if not all(pair)]
-    return any(second for _, second in missing), any(first for first, _ in missing)
+    (time, arrived), (rival, other) = ((m.by_seed(claim.measured), m.by_seed(reached)) for m in (ours, theirs))
+    lower, higher = False, False
+    for seed in arrived.keys() & other.keys():
+        is_higher = not arrived[seed] or (not other[seed] and time[seed] > rival[seed])
+        is_lower = not other[seed] or (not arrived[seed] and rival[seed] > time[seed])
+        is_tie = is_lower and is_higher and claim.bound == 0 and claim.within is None and claim.beyond is None
+        lower, higher = lower or (is_lower and not is_tie), higher or (is_higher and not is_tie)
+    return lower, higher
 
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
