@@ -117,7 +117,7 @@ def test_a_node_lets_the_model_be_judged_before_the_first_round_alone(tmp_path, 
     owner = Owner(None, tmp_path / "judged.jsonl", 0, print)
     ask = {"kind": "score", "question": "adapt", "clients": [0], "members": 1, "reveal": [], "part": "test"}
     ask |= {"other": "", "personal": True}
-    answers = [owner.refuses({**ask, "moment": {"round": number}}, "model") for number in (-1, 0)]
+    answers = [owner.refuses({**ask, "moment": {"round": number, "rounds": 1}}, "model") for number in (-1, 0)]
     assert answers[0] is None
     assert "before the first round" in answers[1]
 
