@@ -48,6 +48,7 @@ def line(row: dict[str, Any]) -> list[str]:
     more = "; at the paper's size alone" if row.get("cpu") is False else "" if verdict else "; no small run is kept"
     result = result_of(row) if verdict is True else None
     verdict = verdicts_of(row) if verdict is True else verdict or "-"
+    verdict += f". At the paper's size: {row['larger']}" if "larger" in row else ""
     small = "-" if result is None else in_words(spent_hours(result))
     large = in_words(hours(experiment_of(row))) if command(row, "paper") else "-"
     return [row["item"], row["covers"] + more, verdict, small, large]

@@ -347,7 +347,8 @@ class Node:
             self.log(about + (f"{error} ({error.__cause__})" if error.__cause__ else str(error)))
             return str(error)
         text = str(error) if isinstance(error, FedtideError) else "".join(traceback.format_exception(error))
-        self.log(f"{about}\n{text}")  # a text of several lines is never told, as this one may quote values of rows
+        about = about.strip() or "error:"
+        self.log(f"{about}\n{text}")  # a text of several lines is never told: this one may quote values of rows
         return f"{type(error).__name__} at the node, whose log says more"
 
     def _clients(self, memory: NodeMemory, rows: ClientRows | None = None) -> Clients:

@@ -462,7 +462,7 @@ class ExperimentRecord:
     @property
     def played(self) -> int:
         """Rounds of the longest run: a target may end all runs early."""
-        return max(len(run.lines) for run in self.runs)
+        return max((len(run.lines) for run in self.runs), default=0)
 
     @property
     def numbered(self) -> list[tuple[int, MethodRecord]]:

@@ -37,7 +37,7 @@ SEEDS = "noise.jsonl"
 OWN = "privacy"
 """Folder in a node's folder with a ledger for each of its clients."""
 MASKED = 200
-"""Maximum number of masked answers of a client in a round: the question of each is remembered until it is opened."""
+"""Maximum number of masked answers of a client in a round, because none of their lines may be forgotten."""
 OTHER = "it answered this before, of another model, or asked in another way"
 SAME = "question", "purpose", "reveal"
 """Keys of a question that must be the same when it comes once more, beside its model and the client's memory."""
@@ -146,13 +146,15 @@ class Budget:
         study: ledger of the study without lines: its plan and noise, as the ticket says.
         clip: bounds of answers, as the ticket says.
         folder: folder of the ledgers.
+
+    By client it remembers the last round in which its answers were masked, and the line that each of them will cost.
     """
 
     study: Ledger
     clip: Clip
     folder: Path
     _ledgers: dict[int, Ledger] = field(default_factory=dict, init=False, repr=False)
-    _asked: dict[int, tuple[int, dict[Any, Line]]] = field(default_factory=dict, init=False, repr=False)
+    _masked: dict[int, tuple[int, dict[Any, Line]]] = field(default_factory=dict, init=False, repr=False)
 
     def ledger(self, client: int) -> Ledger:
         """Return the ledger of a client."""
@@ -180,7 +182,7 @@ class Budget:
         for client in header["clients"]:
             slot = None if slots is None else slots[str(client)]
             key = ask, slot or 0, "" if mask is None else mask["attempt"]  # no slots are masked as slot 0 is
-            newest, masked = self._asked.get(client, (number, {}))
+            newest, masked = self._masked.get(client, (number, {}))
             masked = {} if number > newest else masked  # nothing of an earlier round is opened any more
             if header["kind"] == "unmask":
                 if number < newest or key not in masked or masked[key].question != header["question"]:
@@ -199,7 +201,7 @@ class Budget:
                 return f"it masks {MASKED} answers in a round, and no more"
             if masked.setdefault(key, line) != line:
                 return OTHER
-            self._asked[client] = number, masked
+            self._masked[client] = number, masked
             if str(client) in mask.get("drawn", ()):
                 lines.append(line)
         for line in lines:

@@ -150,7 +150,7 @@ class Owner:
 
 
 def _model_of(header: Mapping[str, Any], client: int, payload: str) -> str:
-    """Return the digest of what a client is judged with: of a payload its slot alone, and of its memory one version."""
+    """Return the digest of all that a client's predictions follow from, of which a payload is only a part."""
     slot, version = ((header.get(key) or {}).get(str(client)) for key in ("slot", "counted"))
     how = [payload, slot, version, header.get("grouping"), header["moment"]["rounds"]]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()

@@ -222,8 +222,11 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
     kinds = kinds_of(entries)
     judges = [judge_question(algorithm, task.target) for algorithm in algorithms]
 
+    def see_as(fleet: Any, entry: int) -> Sending:
+        return Sending(fleet, partial(Played, entry))
+
     def init(fleet: Any, rng: Rng) -> State:
-        states = tuple(one.init(Sending(fleet, partial(Played, entry)), rng) for entry, one in enumerate(algorithms))
+        states = tuple(one.init(see_as(fleet, entry), rng) for entry, one in enumerate(algorithms))
         return State(states, tuple(range(len(algorithms))), empty(range(len(algorithms)), len(algorithms)))
 
     def round(state: State, fleet: Any, rng: Rng) -> tuple[State, Facts]:
@@ -231,7 +234,7 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
         number, rounds = fleet.moment.round, fleet.moment.rounds
         for entry in state.playing:
             received = grown(states[entry], len(fleet.clients))
-            states[entry], _ = algorithms[entry].round(received, Sending(fleet, partial(Played, entry)), rng)
+            states[entry], _ = algorithms[entry].round(received, see_as(fleet, entry), rng)
         end = next(end for end in rung_ends(rounds, len(set(kinds))) if end > number)
         facts: dict[str, Any] = {"entries": len(state.playing)}
         if number < end - max(rounds // JUDGED, 1):
@@ -239,7 +242,7 @@ def tournament(task: Task, entries: Entries) -> Algorithm[State]:
         now = replace(now, times=now.times + 1)
         for entry in state.playing:
             payload, slot = algorithms[entry].serve(states[entry], fleet.reachable)
-            reply = Sending(fleet, partial(Played, entry)).ask(COMPARE, fleet.reachable, payload, slot=slot)
+            reply = see_as(fleet, entry).ask(COMPARE, fleet.reachable, payload, slot=slot)
             now = added(now, entry, reply.total)
         playing = state.playing
         if number + 1 == end:

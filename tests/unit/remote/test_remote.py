@@ -17,6 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.remote.fleet import RemoteFleet
+from fedtide.remote.machine_facts import RecentLog
 from fedtide.remote.offline import NearCarrier, memory_at, near_fleet, replayed
 from fedtide.remote.schedule import Present, RoundClock, WallClock
 from fedtide.runs.build import host_of
@@ -192,18 +193,21 @@ def test_questions_of_another_run_or_protocol_are_refused(tmp_path):
     assert word == "refused: it takes part in run , and the question is of run a"
 
 
-def test_an_error_of_a_node_says_nothing_of_its_data(tmp_path):
+@pytest.mark.parametrize("kind", [ValueError, FedtideError])
+def test_an_error_of_a_node_says_nothing_of_its_data(kind, tmp_path):
     made, said = host("fedavg"), []
+    log = RecentLog(said.append)
 
     def broken(*given):
-        raise ValueError("patient 17 is ill")
+        raise kind("patient 17 is ill")
 
     other = replace(made.algorithm, works={"train": broken})
-    fleet = near_fleet(made, 2, tmp_path, with_node(algorithm=other, log=said.append))
+    fleet = near_fleet(made, 2, tmp_path, with_node(algorithm=other, log=log))
     rounds(made, fleet, until=1)
     assert "17" not in str(fleet.record.asks)
-    assert "ValueError at the node, whose log says more" in str(fleet.record.asks)
+    assert f"{kind.__name__} at the node, whose log says more" in str(fleet.record.asks)
     assert "patient 17 is ill" in said[0]
+    assert not log.lines
 
 
 def test_the_first_answers_count_and_the_rest_are_late(tmp_path):

@@ -125,7 +125,7 @@ class Head:
             values = None
         if not isinstance(values, dict):
             raise Broken("the head of a message is not a JSON object")
-        if _is_deeper(values, DEEPEST):  # whoever spells it may have less room for calls than who parses it
+        if _is_deeper(values, DEEPEST):  # another thread spells it, and may have room for fewer calls
             raise Broken("the head of a message is nested too deep")
         kind, name, header, payload = (values.pop(key, None) for key in ("kind", "id", "header", "payload"))
         whole = all(type(size) is int and 0 <= size <= 2**40 for size in (header, payload))
