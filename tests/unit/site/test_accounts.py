@@ -1,7 +1,5 @@
 """Sites with masked and private sums: both accounts of privacy, in this process."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The pretrained base of a study: each node has it, its files are those of the ticket, and its texts become tokens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Keys and certificates: what is made, what is refused."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """Rows of nodes: read as the ticket says, and divide_rows by what is in them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

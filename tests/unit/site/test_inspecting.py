@@ -1,7 +1,5 @@
 """An inspection of a site: its nodes answer, and a command says what their sums mean."""
 
-from __future__ import annotations
-
 import csv
 import json
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """`fedtide forget SITE NODE`: a node is locked out, and its rounds are played again by the others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

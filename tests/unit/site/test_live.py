@@ -1,7 +1,5 @@
 """The live status of a site, for people who watch it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

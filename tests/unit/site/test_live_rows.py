@@ -1,7 +1,5 @@
 """Rows that nodes hold now: read again when their files change, and counted in windows alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

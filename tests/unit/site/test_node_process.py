@@ -1,7 +1,5 @@
 """The connected process of a node and its worker: there when needed, whatever dies, with each mistake said once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

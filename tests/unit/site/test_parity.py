@@ -1,7 +1,5 @@
 """Nodes with rows in files, all the way: asked, recorded, and played again in simulation with the same bits."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """A node's own policy: rules, peers, and the terms of a study in words."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

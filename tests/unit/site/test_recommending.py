@@ -1,7 +1,5 @@
 """Recommendation at a site: from its inspection to a tournament between clients, and from that to the best methods."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

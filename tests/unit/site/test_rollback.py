@@ -1,7 +1,5 @@
 """Rollback of a site: the next round begins with a kept model, as the record says and a replay repeats."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What a node checks before it joins, and what it makes."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

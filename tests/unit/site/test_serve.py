@@ -1,7 +1,5 @@
 """A server while others write, its status for a person and for programs, and logs."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

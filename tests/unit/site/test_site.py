@@ -1,7 +1,5 @@
 """Sites: what is made, read again, refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from shutil import copytree
 

@@ -1,7 +1,5 @@
 """Tickets: what is written is read; what strangers write is refused in one line."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from contextlib import suppress

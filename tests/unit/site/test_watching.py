@@ -1,7 +1,5 @@
 """A site that is watched: alarms in the log of its server and in its record, and the same bits when played again."""
 
-from __future__ import annotations
-
 import io
 import json
 

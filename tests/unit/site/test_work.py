@@ -1,7 +1,5 @@
 """The worker of a node: its predictions, the record of what was asked, and its words for programs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import urllib.request
