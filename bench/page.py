@@ -213,7 +213,8 @@ def messages(line: dict[str, Any]) -> list[str]:
         ("resident at rest: server, with torch and the study", f"{line['ours, server MB']:.0f} MB"),
         ("resident at rest: node, with torch and its rows", f"{line['ours, node MB']:.0f} MB"),
         (
-            "of that the process that is connected, and all after ten minutes without a question",
+            "of that the process that is connected, and all after ten minutes without a question, "
+            "or twice `deploy.deadline`",
             f"{line['a node without its worker MB']:.0f} MB",
         ),
     ]
