@@ -99,6 +99,17 @@ class Times:
         return seconds - np.nan_to_num(self.zone)
 
 
+FEW = 8
+"""Words of a column that are read first."""
+
+
+def _reorder(words: Any) -> Any:
+    """Return words with the dates of other orders written as all others."""
+    for pattern, order in OTHER_ORDERS:
+        words = compute.replace_substring_regex(words, pattern, order)
+    return words
+
+
 def read_dates(words: Any, rows: np.ndarray, form: str | None = None) -> Times | None:
     """Read a column of texts as dates.
 
@@ -119,11 +130,16 @@ def read_dates(words: Any, rows: np.ndarray, form: str | None = None) -> Times |
     >>> times.at.astype("datetime64[h]")
     array(['2024-01-31T17', '2024-02-01T05'], dtype='datetime64[h]')
     """
+    patterns = ((NUMERIC, _numeric), (NAMED, _named), (WEEKS, _weeks), (DIGITS, _digits))
+    if form is None:  # a few words rule most columns of numbers or names out
+        few = _reorder(words.take(rows[:FEW]))
+        patterns = tuple(one for one in patterns if compute.extract_regex(few, one[0]).null_count == 0)
+    if not patterns:
+        return None
     used = np.zeros(len(words), bool)
     used[rows] = True
-    for pattern, order in OTHER_ORDERS:
-        words = compute.replace_substring_regex(words, pattern, order)
-    for pattern, read in ((NUMERIC, _numeric), (NAMED, _named), (WEEKS, _weeks), (DIGITS, _digits)):
+    words = _reorder(words)
+    for pattern, read in patterns:
         parts = compute.extract_regex(words, pattern)
         matched = np.asarray(parts.is_valid()) & used
         if matched.any() and (form is not None or (matched == used).all()):
