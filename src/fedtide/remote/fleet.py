@@ -203,7 +203,7 @@ class RemoteFleet:
         life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest, self.run, life, self.memory, self.vectors)
         self._summed = 0
-        self._masked = MaskedSums(self._mail, self.released.offer, self.signed, self.said)
+        self._masked = MaskedSums(self._mail, self.released.offer, self.signed, self.fewest, self.said)
         self._left_out = LeftOut()
         self.waited = 0.0
         self._elapsed: float | None = None
@@ -393,10 +393,11 @@ class RemoteFleet:
         """End an ask: add up what counts, note which memory that is, and say of every client what became of it."""
         post: Post = "ask" if sent is None else "flight"
         is_masked = post == "ask" and self.vectors.wire.secure and ask.forms is not None
-        answers = self._mail.received(post, set(ask.clients.tolist()))
+        # What is in a sum counts, whatever was heard of a client since: a sum cannot be taken back.
+        answers = {**opened.answers, **self._mail.received(post, set(ask.clients.tolist())), **opened.answers}
         answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
-        counted = enough & opened.clients if is_masked else keep_wanted(enough, ask, answers)
+        counted = set(opened.clients) if is_masked else keep_wanted(enough, ask, answers)
         blocks = split_blocks(torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool))
         done = join((_add_block(ask.of(block), answers) for block in blocks), len(blocks))
         if ask.forms is not None:

@@ -66,6 +66,7 @@ class Opened:
         shut: clients that keep a sum shut.
         closed: by slot, or 0, the units that some clients have something in, and too few to be opened.
         amiss: by client, why others opened its sum by shares, or why its share of another does not count.
+        answers: of the clients in the sums, as they were added.
     """
 
     sums: dict[int, Tensor]
@@ -75,6 +76,7 @@ class Opened:
     shut: frozenset[int] = frozenset()
     closed: Mapping[int, Closed] = field(default_factory=dict)
     amiss: Mapping[int, str] = field(default_factory=dict)
+    answers: Mapping[int, Received] = field(default_factory=dict)
 
 
 @dataclass
@@ -170,6 +172,7 @@ class MaskedSums:
         offer: receives the question to the clients that are asked to open its sums, before they are asked.
         signed: tells whether a key, and for what, is signed by the registered one of its node; others would refuse to
             mask with it.
+        fewest: number of answers below which no sum is opened.
         file: the keys that nodes have said, with whose they are. A server that is started again has to know them: nodes
             know the keys of the others, and could say one of these first. None keeps them in memory.
     """
@@ -177,6 +180,7 @@ class MaskedSums:
     mail: Mailbox
     offer: Callable[[Ask], None]
     signed: Callable[..., bool]
+    fewest: int = 1
     file: Path | None = None
     _keys: dict[str, Bundle] = field(default_factory=dict, init=False, repr=False)
     _first: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -223,6 +227,8 @@ class MaskedSums:
                 why |= dict.fromkeys(new, REFUSED + STALE)
                 continue
             answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
+            if len(answered) < self.fewest:  # before any node shows or counts anything
+                break
             if shared := frozenset(answered) & masking.dealt.keys():  # others may open these, so their nodes count them
                 self.offer(_only(here, set(shared)))
             alive = self._in_enough(self._hidden_as_wanted(here, set(answered), answers))
@@ -246,7 +252,9 @@ class MaskedSums:
             self._forget_keys(this.lost)
             if not self._forget_keys(why):
                 amiss = {client: word.removeprefix(LOST) for client, word in (this.wrong | this.lost).items()}
-                return replace(self._checked(ask, alive, this.sums), closed=closed, amiss=amiss)
+                result = self._checked(ask, alive, this.sums)
+                added = {client: answers[client] for client in sorted(result.clients)}
+                return replace(result, closed=closed, amiss=amiss, answers=added)
         # An earlier server may have named another list in the first round of this one, and in no later one.
         unknown = number == self._began
         silent = {k for k, word in why.items() if word != UNOPENED and not (unknown and ONE_LIST in word)}

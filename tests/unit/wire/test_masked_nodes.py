@@ -76,7 +76,7 @@ class Meddling(NearCarrier):
 
 
 def fleet_of(
-    home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8, study: Any = EXPERIMENT
+    home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8, study: Any = EXPERIMENT, fewest: int = 1
 ) -> tuple[Any, Any, Counter[int]]:
     """Clients at nodes, mostly of their own, of whom somebody is lost; and how often each of them trained."""
     host, trained, time = host_of(study, study.method[0], 0), Counter[int](), Time()
@@ -89,7 +89,7 @@ def fleet_of(
 
     host = replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, "train": counted}))
     clock = RoundClock(monotonic=time, sleep=time.sleep)
-    fleet = near_fleet(host, nodes, home, lambda nodes: Meddling(nodes, lost), clock=clock, patience=1.0)
+    fleet = near_fleet(host, nodes, home, lambda nodes: Meddling(nodes, lost), clock=clock, patience=1.0, fewest=fewest)
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
     return host, fleet, trained
 
@@ -109,6 +109,42 @@ def test_where_more_than_a_third_vanish_between_the_messages_it_costs_a_retry_an
     assert same(whole.total, reply.total)
     assert trained == dict.fromkeys(range(6), 1)
     assert fleet.carrier.times["ask", "node-0"] == 3
+
+
+def test_the_books_name_the_clients_of_the_sum_after_a_retry(tmp_path):
+    """A client that is late in the last try may have answered an earlier one first."""
+    options = {"cohort": {"clients_per_round": 4, "over_selection": 1.25}}
+    study = toy("fedavg", options, wire={"fewest": 3}, rounds=3)
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-1") and times < 2,
+                              study=study)  # fmt: skip
+    reply = asked(host, fleet, torch.arange(5))
+    host, plain, _ = fleet_of(tmp_path / "b", study=study)
+    assert same(asked(host, plain, reply.clients).total, reply.total)
+    (line,) = fleet.record_lines()
+    assert line["asks"][0]["answered"] == [0, 1, 2, 3]
+    assert line["asks"][0]["nodes"]["node-4"]["clients"] == {"4": "late"}
+
+
+def test_a_client_whose_key_is_removed_while_a_sum_is_opened_is_in_the_books_as_it_is_in_the_sum(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) == ("unmask", "node-2"))
+    removed = [frozenset({"node-2"})]
+    fleet.carrier.removed = lambda: (
+        removed.pop() if removed and fleet.carrier.times["unmask", "node-0"] else frozenset()
+    )
+    reply = asked(host, fleet, torch.arange(6))
+    host, plain, _ = fleet_of(tmp_path / "b")
+    assert reply.clients.tolist() == list(range(6))
+    assert same(asked(host, plain, reply.clients).total, reply.total)
+    (line,) = fleet.record_lines()
+    assert line["asks"][0]["amiss"]["2"].startswith("its node did not open the sum")
+
+
+def test_a_sum_of_fewer_than_the_server_wants_is_not_even_opened(tmp_path):
+    """In a private study its nodes would have paid for it."""
+    lost = {("ask", "node-4"), ("ask", "node-5")}
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: (kind, node) in lost, fewest=5)
+    assert asked(host, fleet, torch.arange(6)).clients.tolist() == []
+    assert not any(kind == "unmask" for kind, _ in fleet.carrier.times)
 
 
 def test_a_sum_is_never_opened_without_those_that_vanished_between_the_messages(tmp_path):
@@ -577,7 +613,7 @@ def test_a_server_that_is_started_again_knows_whose_key_is_whose(tmp_path, monke
     for name, node in fleet.carrier.nodes.items():
         fleet.carrier.nodes[name] = replace(node, masker=Masker("", name, keys[name]))
     signed = partial(masks.verified, "")
-    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, file=tmp_path / "keys")
     assert asked(host, fleet, torch.arange(6)).clients.tolist() == list(range(6))
     lines = (tmp_path / "keys").read_text().splitlines()
     public = {name: node.masker.bundle.public for name, node in fleet.carrier.nodes.items()}
@@ -588,11 +624,11 @@ def test_a_server_that_is_started_again_knows_whose_key_is_whose(tmp_path, monke
     masker, new = fleet.carrier.nodes["node-0"].masker, Masker("", "node-0", keys["node-0"])
     signature = masks.sign(keys["node-0"], masks._signed_bytes("", "node-0", public["node-1"]))
     monkeypatch.setattr(masker, "bundle", replace(masker.bundle, public=public["node-1"], signature=signature))
-    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, file=tmp_path / "keys")
     fleet.begin(replace(fleet.moment, round=1))
     assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(1, 8))
     fleet.carrier.nodes["node-0"] = replace(fleet.carrier.nodes["node-0"], masker=new)
-    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, tmp_path / "keys")
+    fleet._masked = MaskedSums(fleet._mail, lambda ask: None, signed, file=tmp_path / "keys")
     fleet.begin(replace(fleet.moment, round=2))
     assert asked(host, fleet, torch.arange(8)).clients.tolist() == list(range(8))
     assert len((tmp_path / "keys").read_text().splitlines()) == 9, "of eight nodes, and of one that was started again"
