@@ -615,7 +615,7 @@ class TournamentJob(Job):
         Raises:
             FedtideError: one line says what to mend.
         """
-        began = time.time()
+        began = time.monotonic()
         try:
             seconds = seconds_of(budget)
         except ValueError as error:

@@ -77,7 +77,8 @@ def renew_if_due(folder: Path, address: str) -> str:
     if (certificate := _read_server(folder)) is not None:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = [str(host) for kind in (x509.DNSName, x509.IPAddress) for host in names.get_values_for_type(kind)]
-        if split_address(address)[0] in hosts:
+        is_valid = certificate.not_valid_before_utc <= now  # a clock may have been ahead
+        if is_valid and split_address(address)[0] in hosts:
             left = certificate.not_valid_after_utc - now
     if left >= SOON:
         ends, but = read_certificate(folder / "ca.crt").not_valid_after_utc, "make another site, with new tickets"

@@ -43,6 +43,7 @@ LOG = 20_000_000
 """Maximum number of bytes of the worker's log, before it begins anew and the old one is kept."""
 LOOK = 0.2
 """Seconds between two looks at a worker that starts."""
+RUNS_ALREADY = "another process runs this node already; end it first"
 KEEP = 1.0
 """Seconds between two looks at a worker at rest."""
 SUCCESSION = 15.0
@@ -409,7 +410,7 @@ def _lock(path: Path, log: Log) -> tuple[TextIO, TextIO]:
                 log.say("process", "waits for another process of this node to end")
             waits = True
             if runs or time.monotonic() > until:
-                log.say("process", f"error: {path.parent.parent}: another process runs this node already; end it first")
+                log.say("process", f"error: {path.parent.parent}: {RUNS_ALREADY}")
                 sys.exit(2)
             time.sleep(LOOK)
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 
 from fedtide.config import Experiment
-from fedtide.core.atomic import append, check_free, write_text
+from fedtide.core.atomic import append, check_free, is_locked, write_text
 from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
@@ -57,7 +57,15 @@ from fedtide.site.client_rows import (
 from fedtide.site.far_rows import Doubt, far_from_study
 from fedtide.site.live_rows import LiveRows
 from fedtide.site.machine import Health, Log, check_own, read_private_key
-from fedtide.site.node_process import JUDGED, LineSettings, answer_questions, node_command, write_log, write_settings
+from fedtide.site.node_process import (
+    JUDGED,
+    RUNS_ALREADY,
+    LineSettings,
+    answer_questions,
+    node_command,
+    write_log,
+    write_settings,
+)
 from fedtide.site.owner import Owner, Peers, describe_terms, read_policy
 from fedtide.site.site import TOKENIZING, Site, installed_versions
 from fedtide.site.tickets import RowsAbout, Ticket
@@ -192,7 +200,13 @@ class Seat:
             raise FedtideError(f"{self.home}: is the folder of node '{others[0].stem}'; allowed: {allowed}")
 
     def settle(self) -> bool:
-        """Make the node's folder and key if they are missing, note its policy; tell whether the key is new."""
+        """Make the node's folder and key if they are missing, note its policy; tell whether the key is new.
+
+        Raises:
+            FedtideError: another process runs this node, which would go on with the policy and the rows of this one.
+        """
+        if is_locked(self.home / "run" / "alive"):
+            raise FedtideError(f"{self.home}: {RUNS_ALREADY}")
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(self.home / RULES, "" if self.rules is None else str(self.rules.absolute()))
         if not self.copy.exists():

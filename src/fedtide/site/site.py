@@ -151,6 +151,13 @@ class Site:
         check_fewest(site.deploy, site.roster.clients, str(path))
         return site
 
+    def check_version(self) -> None:
+        """Raise if another version of this package made the site: its nodes would play other numbers, or refuse."""
+        here, before = installed_versions().get("fedtide"), self.about.versions.get("fedtide")
+        if here != before:
+            but = "its nodes have tickets of that version: pip install it, or make another site"
+            raise refused(f"{self.root}: version of fedtide", here, str(before), but)
+
     def write(self) -> None:
         """Write the three files that make a folder a site."""
         write_new(self.root / "study.toml", to_toml(self.experiment).encode())
@@ -311,6 +318,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
     """
     with locked(root):
         site = Site.read(root, imports=False)
+        site.check_version()
         new = Roster.of(names, "NODES", site.roster.clients).node
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
         site = replace(site, roster=Roster.checked(values, "NODES"))

@@ -235,6 +235,7 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
 
     served = Site.read(site, imports=not dry)
     check_own(site)
+    served.check_version()
     if dry:
         _say(*describe_plan(served, datetime.now(UTC)))
         return 0

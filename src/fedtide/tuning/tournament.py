@@ -317,7 +317,7 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
         root: the folder, which must not exist or be empty.
         findings: of an inspection.
         budget: seconds.
-        began: when the inspection began, in seconds since 1970.
+        began: when the inspection began, as `time.monotonic` says it.
 
     Raises:
         FedtideError: there are no features, methods cannot be judged by the data, or half of the budget is gone.
@@ -334,7 +334,7 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
         write_text(root / "config.toml", to_toml(study))
         write_text(root / "environment.json", json.dumps(environment(), indent=1) + "\n")
         lines = [*str(findings).splitlines(), *notes_on_missing(study.references)]
-        write_text(root / LADDER, first_line(budget, candidates, lines, time.time() - began))
+        write_text(root / LADDER, first_line(budget, candidates, lines, time.monotonic() - began))
     except FedtideError:
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -350,7 +350,7 @@ def begin_with_study(
         study: the study.
         where: its name in messages.
         budget: seconds.
-        began: when its reading began, in seconds since 1970.
+        began: when its reading began, as `time.monotonic` says it.
         scale: that of a recipe that is played, if any.
 
     Raises:
@@ -367,13 +367,13 @@ def begin_with_study(
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(findings, study.method)]
     lines = [answer.line for answer in findings or ()]
     lines += notes_on_missing(study.references)
-    line = first_line(budget, candidates, lines, time.time() - began)
+    line = first_line(budget, candidates, lines, time.monotonic() - began)
     make_folder(root, {"config.toml": to_toml(study), LADDER: line}, scale)
 
 
 def _check_left(name: str, budget: float, began: float) -> None:
     """Raise if half of a budget is gone before the tournament, whose processes load the data anew."""
-    spent = time.time() - began
+    spent = time.monotonic() - began
     if spent > budget / 2:
         raise TooShort(too_short(name, budget, spent, "reading and looking"))
 
@@ -438,18 +438,19 @@ class Climb:
 
 def climb(call: Climb, stop: Callable[[], bool]) -> Generator[int, None, dict[str, Any]]:
     """Play a run to a round, in any process: yield rounds; return their number, the seconds, and the failure."""
-    began, count, failed = time.time(), 0, ""
+    began, count, failed = time.monotonic(), 0, ""
+    until = began + call.until - time.time()  # of all machines, which have no other clock in common
     try:
         experiment = from_dict(json.loads(call.run.experiment))
         method = next(method for method in experiment.method if method.name == call.run.method)
         run = Run(experiment, method, call.run.seed, Path(call.run.folder))
-        rounds = run.play(lambda: stop() or time.time() > call.until, until=call.rounds)
-        for _ in rounds if began < call.until else ():
+        rounds = run.play(lambda: stop() or time.monotonic() > until, until=call.rounds)
+        for _ in rounds if began < until else ():
             count += 1
             yield count
     except FedtideError as error:
         failed = str(error)
-    return {"seconds": time.time() - began, "rounds": count, "failed": failed}
+    return {"seconds": time.monotonic() - began, "rounds": count, "failed": failed}
 
 
 @dataclass(frozen=True)
@@ -505,7 +506,7 @@ class Play:
     @property
     def left(self) -> float:
         """Seconds that are left of the budget."""
-        return self.until - time.time()
+        return self.until - time.monotonic()
 
     def pays_for(self, seconds: Sequence[float], share: float = 1.0) -> bool:
         """Tell whether a share of the rest of the budget pays for runs of so many seconds."""
@@ -518,7 +519,8 @@ class Play:
         """
         text = as_json(self.experiment)
         pairs = [(entry, seed) for seed in step.seeds for entry in step.entries]
-        calls = [Climb(RunCall(text, *pair, str(self.folder(*pair))), step.rounds, self.until) for pair in pairs]
+        until = time.time() + self.left
+        calls = [Climb(RunCall(text, *pair, str(self.folder(*pair))), step.rounds, until) for pair in pairs]
         outcomes: dict[tuple[str, int], dict[str, Any]] = {pair: {} for pair in pairs}
         self.display.start(len(calls) * (step.rounds - below))
         for message in in_parallel(climb, calls, self.pool, self.stop):
@@ -598,7 +600,7 @@ def execute(root: Path, *, workers: int | None = None, display: TerminalBars | N
         if not record.ended:
             count = len(record.candidates) * (1 if record.rungs else 2)
             pool, stop = stack.enter_context(started(experiment, workers, count))
-            until = time.time() + record.budget - record.spent
+            until = time.monotonic() + record.budget - record.spent
             play = Play(experiment, root, display, pool, stop, record.budget, until)
             if not record.rungs:
                 record = make_plan(play, record)

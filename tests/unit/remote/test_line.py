@@ -18,6 +18,7 @@ pytest.importorskip("grpc")
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedtide.core.errors import FedtideError
+from fedtide.fields.types import LONGEST
 from fedtide.remote.grpc import line as lines
 from fedtide.remote.grpc.line import CAUSES, Failed, Line, meaning
 from fedtide.remote.grpc.stream_protocol import HEADER, MOST, Message, claim_bytes, make_nonce, next_message
@@ -87,7 +88,7 @@ class Server:
             return await next_message(self.context.read, grpc.aio.EOF, lambda head: True)
 
 
-def played(federation, known, script, *, answer=echo, let_in=True, seconds=5.0, ended=True):
+def played(federation, known, script, *, answer=echo, let_in=True, seconds=5.0, file=None):
     """Have a node talk with a server until the script is over, and return the server and what the node said."""
     found, over = [], asyncio.Event()
 
@@ -102,7 +103,7 @@ def played(federation, known, script, *, answer=echo, let_in=True, seconds=5.0, 
     async def play():
         made = Server(federation, once, let_in)
         async with serving(federation.authority, made.talk) as port:
-            line = asyncio.create_task(Line(elsewhere(known, port), answer, found.append).run())
+            line = asyncio.create_task(Line(elsewhere(known, port), answer, found.append, file).run())
             async with asyncio.timeout(seconds):
                 await over.wait()
                 with suppress(TimeoutError):
@@ -179,6 +180,7 @@ QUESTIONS = {
     "seconds before now": Message("question", "1", {"seconds": -1}, b"{}"),
     "seconds without an end": Message("question", "1", {"seconds": float("inf")}, b"{}"),
     "no number of seconds": Message("question", "1", {"seconds": float("nan")}, b"{}"),
+    "more than a year": Message("question", "1", {"seconds": 367 * 86400}, b"{}"),
     "very many seconds": Message("question", "1", {"seconds": 10**400}, b"{}"),
 }
 
@@ -195,6 +197,22 @@ def test_a_question_that_does_not_say_how_long_it_may_take_ends_the_stream(feder
     _, said = played(federation, rome, script, answer=lambda *question: asked.append(question) or (b"{}", b""))
     assert "a question does not say how long it may take" in said[1]
     assert not asked
+
+
+def test_a_question_may_take_as_long_as_a_study_says(federation, rome):
+    """And a file that cannot be made costs nothing."""
+    asked = []
+
+    async def script(server):
+        await server.say(Message("question", "1", {"seconds": LONGEST}, b"{}"))
+        await server.hear()
+
+    def answer(*question):
+        asked.append(question)
+        return b"{}", b""
+
+    played(federation, rome, script, answer=answer, file=federation.root / "nowhere" / "let-in")
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("size", [{"payload": MOST + 1}, {"header": HEADER + 1}])

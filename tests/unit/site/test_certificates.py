@@ -73,6 +73,20 @@ def test_a_certificate_is_renewed_when_it_ends_soon_or_the_host_moves(own, monke
     assert handshake(own, "10.0.0.6")
 
 
+def test_a_certificate_of_a_clock_that_was_ahead_is_renewed_once_the_clock_is_right(own, monkeypatch):
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=370)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(certificates, "datetime", Ahead)
+        assert certificates.renew_if_due(own, "10.0.0.5:8300")
+    assert certificates.renew_if_due(own, "10.0.0.5:8300")
+    assert handshake(own, "10.0.0.5")
+    assert not certificates.renew_if_due(own, "10.0.0.5:8300")
+
+
 @pytest.mark.parametrize("damage", ["garbage", "another"])
 def test_a_key_that_does_not_fit_the_certificate_is_renewed_with_it(own, damage):
     before = (own / "server.key").read_bytes()

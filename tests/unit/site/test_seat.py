@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtide.core.atomic import lock
 from fedtide.core.errors import FedtideError
 from fedtide.site.certificates import read_private_key, read_public_key
 from fedtide.site.seat import Seat, check_size, check_versions, rules_of
@@ -44,6 +45,19 @@ def test_a_key_is_made_once_and_is_for_its_owner_alone(site, tmp_path):
     assert read_public_key(again.public)[0] == line
     assert read_private_key(again.key).curve.key_size == 384
     assert "PRIVATE" not in made.copy.read_text()
+
+
+def test_a_second_join_changes_nothing_of_a_node_that_runs(site, tmp_path):
+    """Its next worker would take the rules and the rows of the second one."""
+    home, rules = tmp_path / "home", tmp_path / "policy.toml"
+    rules.write_text("fewest = 3\n")
+    seat(site, home, rules).settle()
+    (home / "run").mkdir()
+    with open(home / "run" / "alive", "w") as alive:
+        lock(alive.fileno())
+        with pytest.raises(FedtideError, match="home: another process runs this node already; end it first"):
+            seat(site, home).settle()
+    assert rules_of(home, None) == rules
 
 
 @pytest.mark.skipif(os.name != "posix", reason="owners and modes are of POSIX")

@@ -12,6 +12,7 @@ from fedtide.site.certificates import make_node_key
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.deploying import make_site
 from fedtide.site.site import Roster, Site, admit, invite, read_roster
+from fedtide.site.site_commands import serve
 from fedtide.site.tickets import Ticket
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY, hospitals
 from helpers.near_sites import site_of
@@ -209,6 +210,14 @@ def test_more_nodes_are_invited_with_the_next_clients(copy):
     found = Site.read(copy.root)
     assert [node.name for node in found.roster.node] == [*NAMES, "paris", "porto"]
     assert found.digest == copy.digest
+
+
+def test_another_version_serves_no_site_and_invites_nobody(copy):
+    path, before = copy.root / "site.toml", f'fedtide = "{copy.about.versions["fedtide"]}"'
+    path.write_text(path.read_text().replace(before, 'fedtide = "0.0.1"'))
+    for use in (lambda: invite(copy.root, "paris"), lambda: serve(copy.root, dry=True)):
+        with pytest.raises(FedtideError, match=r"version of fedtide: found .*, .*allowed: 0\.0\.1"):
+            use()
 
 
 def test_a_node_is_invited_once(copy):

@@ -130,10 +130,10 @@ def read_dates(words: Any, rows: np.ndarray, form: str | None = None) -> Times |
     >>> times.at.astype("datetime64[h]")
     array(['2024-01-31T17', '2024-02-01T05'], dtype='datetime64[h]')
     """
-    patterns = ((NUMERIC, _numeric), (NAMED, _named), (WEEKS, _weeks), (DIGITS, _digits))
+    patterns = [(NUMERIC, _numeric), (NAMED, _named), (WEEKS, _weeks), (DIGITS, _digits)]
     if form is None:  # a few words rule most columns of numbers or names out
         few = _reorder(words.take(rows[:FEW]))
-        patterns = tuple(one for one in patterns if compute.extract_regex(few, one[0]).null_count == 0)
+        patterns = [one for one in patterns if compute.extract_regex(few, one[0]).null_count == 0]
     if not patterns:
         return None
     used = np.zeros(len(words), bool)

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from fedtide.remote.grpc.stream_protocol import (
 )
 from fedtide.wire.keys import sign, spell_public
 
+WAIT = 366 * 86400.0
+"""Maximum number of seconds that a question may take, which is that of durations in a study."""
 SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
 INTRODUCTION = 30.0
@@ -237,7 +240,8 @@ class Line:
                     await _introduce(self.caller, call, grpc.aio.EOF, protocol.INTRODUCTION, "welcome")
                 self._tell(f"connected to the server at {self.caller.address}", CONNECTED)
                 if self.let_in is not None:
-                    self.let_in.touch()
+                    with suppress(OSError):  # a folder that cannot be written to costs answers, not the node
+                        self.let_in.touch()
                 return await self._exchange(call, grpc.aio.EOF)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise Closed(await _why(call) or str(error)) from None
@@ -273,7 +277,7 @@ class Line:
                 self._waiting.pop(message.id, None)
             elif message.kind == "question":
                 seconds = message.extra.get("seconds")
-                if not isinstance(seconds, int | float) or not 0 <= seconds <= 1e6:
+                if not isinstance(seconds, int | float) or not 0 <= seconds <= WAIT:
                     raise Broken("a question does not say how long it may take")
                 self._waiting[message.id] = message, time.monotonic() + seconds
                 self._news.set()
