@@ -20,13 +20,16 @@ from fedtide.algorithms.fedper import fedper
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.algorithms.lg_fedavg import lg_fedavg
 from fedtide.cohorts import Everyone
+from fedtide.config.schema import Forgetting
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
+from fedtide.data.partition import Split
 from fedtide.learn import LocalTrainer, Task
 from fedtide.transforms import KINDS
 from fedtide.transforms.at_home import with_home
+from fedtide.transforms.robust import Median
 from fedtide.transforms.transform import OF_MODELS
 from helpers import quadratics
 from helpers.stages import holding
@@ -267,3 +270,22 @@ def test_a_client_is_judged_with_its_layers_and_a_newcomer_with_the_first_ones()
     for place, weights in ((0, own), (1, whole)):
         rows = torch.tensor([1, 0, 0, 1, 1, 0]) == place
         torch.testing.assert_close(told[rows], algorithm.task.predict_rows(weights, x[rows]), rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_client_forgets_is_measured_with_its_own_layers():
+    """The model of the only client is that of the round, with the head that it has trained and not the first one."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=g)
+    people = ft.population(x, (x[:, 0] > 0).long(), client=torch.zeros(200, dtype=torch.int64), split=Split(test=0.5))
+    task = Task(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+    method = fedper(task, LocalTrainer(lr=0.5), cohort=Everyone())
+    run = ft.simulate(method, people, rounds=3, forgetting=Forgetting(rounds=(2,), part="test"))
+    judged = run.lines[-1]["scores"]["train_clients"]["accuracy"]
+    assert run.forgetting[0]["accuracy"]["local"] == [[pytest.approx(judged)]]
+    assert judged > 0.85
+
+
+def test_no_sum_is_robust_of_which_clients_take_their_part():
+    for change in (lambda made: ft.transforms.robust(made, Median(), 1), ft.transforms.trusted):
+        with pytest.raises(FedtideError, match="is not allowed with 'fedcurv', because clients take their own part"):
+            change(ft.algorithms.fedcurv(TWO))

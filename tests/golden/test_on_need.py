@@ -22,13 +22,14 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.cohorts import Everyone
-from fedtide.core.base import Moment
+from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn import LocalTrainer
 from fedtide.transforms import apply
 from fedtide.transforms.on_need import Need, OnNeed, decide
+from fedtide.transforms.transform import predict_own
 from helpers import quadratics
 from helpers.pulled import ONE, TASK, number
 from helpers.stages import holding
@@ -208,3 +209,18 @@ def test_asynchronous_methods_are_refused():
     for pausing in ("on-need", {"kind": "watch", "train": "alarm"}):
         with pytest.raises(FedtideError, match=r"is not allowed with 'fedbuff', because .*clients in flight"):
             played(toy("fedbuff", {"transforms": [pausing]}), rounds=1)
+
+
+def test_no_client_is_adapted_on_the_rows_of_a_dated_study_on_which_it_judges():
+    seen = []
+
+    def adapt(payload, memory, shard, moment, rng):
+        seen.append(shard.val)
+
+    run = played(toy("fedavg"), rounds=1)
+    algorithm = replace(run.host.algorithm, adapt=adapt)
+    shard = Shard(torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    held = replace(shard, fetch_val=lambda: shard.pick(torch.arange(2)), apart=True)
+    rows, _ = predict_own(algorithm, run.state.weights, None, held, Moment(0, 1), Rng(0))
+    assert len(rows) == 2
+    assert seen == [None]

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.cohorts import Everyone, PickedBy
-from fedtide.core.base import Moment, Shard, Weights
+from fedtide.core.base import Moment, Shard, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -31,7 +31,7 @@ from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.learn import LocalTrainer
 from fedtide.transforms import Robust, Trusted, apply
-from fedtide.transforms.robust import Centered, Clipped, Krum, Median, Trimmed, deal_buckets
+from fedtide.transforms.robust import Centered, Clipped, Krum, Median, Trimmed, combine, deal_buckets
 from helpers import quadratics
 from helpers.toys import played, toy
 
@@ -60,6 +60,11 @@ def after(algorithm, targets=None, w=0.0, rounds=1) -> float:
 )
 def test_rules_by_hand(rule, expected):
     assert after(apply(FEDAVG, Robust(rule, bucket=1)), TARGETS) == pytest.approx(expected, abs=1e-12)
+
+
+def test_values_that_some_buckets_leave_out_are_of_the_others():
+    totals = [{"n": Sum(2.0, 1.0)}, {"n": Sum(8.0, 2.0), "anchor": Sum(3.0, 1.0)}, {"n": Sum(9.0, 3.0)}]
+    assert combine(totals, Median()) == {"n": Sum(18.0, 6.0), "anchor": Sum(3.0, 1.0)}
 
 
 @pytest.mark.parametrize(("share", "buckets", "few"), [(0.28, 25, 7), (0.07, 100, 7), (0.14, 50, 7), (0.1, 11, 2)])

@@ -30,6 +30,7 @@ Choices:
     - ours: variances are at least 1e-8 and below the variance of a Bernoulli variable with the same mean. Confidences
       are at least 1e-7 from 0 and 1.
     - ours: clients without rows abstain, whatever they remember.
+    - ours: recorded samples and simulated seconds are those of the rows that a client holds, without remembered ones.
 """
 
 import math

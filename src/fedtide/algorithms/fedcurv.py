@@ -121,6 +121,7 @@ def fedcurv(
     algorithm = Algorithm("fedcurv", init, {"train": train}, *play_rounds(cohort, step, *send), task.predict)
     traits: Any = {"sends": (Sent, Sums), "keeps": 2, "remembers": True}
     traits["unprivate"] = "clients take their own part from the sums, and clipping would change that part"
+    traits["refuses"] = dict.fromkeys(("robust", "trusted"), "clients take their own part from plain sums")
     return with_cohort(algorithm, cohort, task, local, forward={"train": 3}, **traits)  # a gradient is three passes
 
 

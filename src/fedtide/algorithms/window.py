@@ -9,6 +9,7 @@ Choices:
     - paper: a step has `rounds_per_step` rounds, and a client trains on the samples of the last `window` steps.
     - ours: a client keeps the samples of earlier steps itself, because a stream does not give them back. The samples of
       a step are those that it last trained on in that step. One that it holds again counts once.
+    - ours: recorded samples and simulated seconds are those of the samples that a client holds, without the kept ones.
 """
 
 from dataclasses import dataclass, replace

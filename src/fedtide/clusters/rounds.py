@@ -365,13 +365,13 @@ def serve_clusters(
     >>> slot.tolist(), served[2].usual
     ([1, 2, 2], 1)
     """
-    served = [Served((weights,), torch.tensor([k]), usual=0) for k, weights in enumerate(models)]
+    served = [Served((weights,), torch.tensor([k]), 0, len(models)) for k, weights in enumerate(models)]
     among = torch.arange(len(models)) if among is None else among
     usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
     registered = clients < len(model)
     slot = torch.full_like(clients, -1)
     slot[registered] = model[clients[registered]]
-    everything = Served(tuple(models[k] for k in among.tolist()), among, usual, places=places)
+    everything = Served(tuple(models[k] for k in among.tolist()), among, usual, len(models), places)
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
 

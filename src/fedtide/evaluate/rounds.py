@@ -53,12 +53,17 @@ def score_in(entry: Mapping[str, Any]) -> Any:
 
 
 def rows_in(line: Mapping[str, Any], view: str) -> float | None:
-    """Return the weight of an evaluation in a mean: the rows of a window of wall-clock time, else None (all equal).
+    """Return the weight of a number per row in a mean: the rows of a window of wall-clock time, else None (all equal).
 
-    If accuracies are means over clients, as those of sums are, the weight is the number of clients.
+    An evaluation by sums says how many clients answered, and not how many rows they have.
     """
     entry = line["scores"][view]
-    return entry.get("clients", entry.get("rows")) if "window" in line else None
+    return entry.get("rows", entry.get("clients")) if "window" in line else None
+
+
+def size_in(line: Mapping[str, Any], view: str) -> float | None:
+    """Return the weight of an accuracy in a mean: as `rows_in`, or the clients if accuracies are means over clients."""
+    return line["scores"][view].get("clients", rows_in(line, view)) if "window" in line else None
 
 
 def weight_in(line: Mapping[str, Any], view: str) -> float | None:
@@ -68,7 +73,7 @@ def weight_in(line: Mapping[str, Any], view: str) -> float | None:
     >>> weight_in(line, "val"), weight_in({**line, "scores": {"val": {"rows": 5, "reference": 2.5}}}, "val")
     (5, 2.5)
     """
-    return line["scores"][view].get("reference", rows_in(line, view))
+    return line["scores"][view].get("reference", size_in(line, view))
 
 
 def weight_of_group(group: str) -> Callable[[Mapping[str, Any], str], float | None]:

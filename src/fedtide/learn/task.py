@@ -17,7 +17,7 @@ from fedtide.core.weights import renamed, united
 from fedtide.learn.device import CPU, Scratch, read, run_in_bfloat, to_cpu, to_device
 from fedtide.learn.fast.passes import ModulePasses
 from fedtide.learn.fast.stacks import LayerStack, stack_copies
-from fedtide.learn.losses import Columns, CrossEntropy, as_loss, label_count
+from fedtide.learn.losses import Columns, CrossEntropy, as_loss, known_part, label_count
 from fedtide.learn.module_check import check_fresh, check_ids, check_module
 from fedtide.learn.target import CLASSES, Target
 from fedtide.models.branched import Branched, Feature, branch_of, branched, in_branch, in_layer
@@ -226,13 +226,19 @@ class Task:
         module = self.scratch.load(weights, train=False)
         shared, columns = self.loss.prepare(shard)
         values: list[tuple[Tensor, int]] = []
-        for rows in parts(len(shard), shard.y.shape[1:].numel()):
+        whole = [slice(None)] if len(shard) else []
+        for rows in parts(len(shard), shard.y.shape[1:].numel()) if self._is_of_labels else whole:
             values.append(self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns)))
         total, seen = 0.0, 0.0
         for value, count in read(values):
             total += value * count
             seen += count
         return total / max(seen, 1)
+
+    @property
+    def _is_of_labels(self) -> bool:
+        """True if the loss of a batch is the mean over its labels; another mean may weigh them, as by class."""
+        return known_part(self.loss, "each") is not None
 
     def _loss(self, module: nn.Module, shard: Shard, shared: Any, columns: Columns) -> tuple[Tensor, int]:
         """Return the mean training loss of one pass, and the number of labels in the mean."""
@@ -284,8 +290,8 @@ class Task:
         """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
 
         More than `ROWS` samples are passed in parts of equal size, so that BatchNorm in training mode never meets a
-        part with a single sample. The gradient of a single part is returned unchanged. Multiplying and dividing by its
-        size would change the last bit of a tenth of all numbers.
+        part with a single sample. A loss without `each` needs all samples in one part. The gradient of a single part is
+        returned unchanged. Multiplying and dividing by its size would change the last bit of a tenth of all numbers.
 
         Args:
             weights: the point of the gradient.
@@ -299,7 +305,8 @@ class Task:
         gradient: list[Tensor] = []
         values: list[tuple[Tensor, float]] = []
         loss, seen = 0.0, 0
-        for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
+        count = min(-(-shard.y.numel() // ROWS), len(shard)) if self._is_of_labels else 1
+        for rows in torch.arange(len(shard)).tensor_split(max(count, 1)):
             part_shard = shard.pick(rows)
             labels = self.to_device((part_shard.y, shared, tuple(column[rows] for column in columns)))
             value, part = self.differentiate(self.loss, self.inputs(part_shard.x), *labels, names=names)

@@ -15,7 +15,7 @@ from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import METRICS, Measure
-from fedtide.evaluate.rounds import rows_in
+from fedtide.evaluate.rounds import size_in
 from fedtide.remote.asks import closed_in, nodes_of, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
@@ -32,7 +32,7 @@ def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> d
     if not run.ends_judged(record.view):
         return {}
     after, variance = run.curve(record.view, at("client_variance"))
-    return {"client_std": run.late(record.view, (after, np.sqrt(variance)), record.window, rows_in)}
+    return {"client_std": run.late(record.view, (after, np.sqrt(variance)), record.window, size_in)}
 
 
 @plan_table("Over clients", single=True, without_rounds=True)

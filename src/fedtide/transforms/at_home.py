@@ -35,7 +35,7 @@ from fedtide.core.base import (
 )
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.trees import Tree, map_leaves, same
 from fedtide.core.weights import add, sub
 from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise, Task
@@ -156,7 +156,13 @@ def keep_home(
         first = pick_layers(whole, is_home)
         row = {} if memory is None else memory
         home = row.get("home", first)
-        full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), home))
+        mine = row.get("home")
+
+        def put_together(model: Weights) -> Weights:
+            joined = put_layers(whole, model)
+            return joined if mine is None else put_layers(joined, mine)
+
+        full = change_models(payload.method, put_together)
         return full, row.get("method"), home, first
 
     def work_at_home(work: Any, *, once: bool = False) -> Any:
@@ -207,6 +213,15 @@ def keep_home(
     def sent(seed: Tensor) -> Callable[[Any], Sent]:
         return lambda payload: Sent(strip(payload), seed)
 
+    def shown(seed: Tensor) -> Callable[[Any], Sent]:
+        """Return the payload of an evaluation; a state with a client's update in it shows the layers of the client."""
+        first = pick_layers(first_model(int(seed)), is_home)
+
+        def show(model: Weights) -> Weights:
+            return strip(model) if same(pick_layers(model, is_home), first) else model
+
+        return lambda payload: Sent(change_models(payload, show), seed)
+
     def init(fleet: Any, rng: Rng) -> Extended:
         seed = torch.tensor(rng.at("home").number)
         inner = algorithm.init(Sending(fleet, sent(seed)), rng)
@@ -220,7 +235,7 @@ def keep_home(
 
     def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
         payload, slot = algorithm.serve(state.inner, clients)
-        return each_slot(payload, {"slot": slot}, sent(state.own)), slot
+        return each_slot(payload, {"slot": slot}, shown(state.own)), slot
 
     def keep(method: Algorithm) -> Algorithm:
         adapt = None if method.adapt is None else work_at_home(method.adapt, once=only_newcomers_adapt)

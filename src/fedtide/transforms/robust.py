@@ -321,7 +321,8 @@ def combine(totals: Sequence[Tree], rule: AnyRule) -> Tree:
     if isinstance(parts[0], Sum):
         return combine_sums(parts, rule)
     if isinstance(parts[0], Mapping):
-        return {name: combine([total[name] for total in parts], rule) for name in parts[0]}
+        names = dict.fromkeys(name for total in parts for name in total)  # answers may leave some out
+        return {name: combine([total[name] for total in parts if name in total], rule) for name in names}
     return [combine(leaf, rule) for leaf in zip(*parts, strict=True)]
 
 

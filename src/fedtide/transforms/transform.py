@@ -248,8 +248,7 @@ def predict_own(
     if not len(shard) or not len(rows.labels):
         return None
     if algorithm.adapt is not None:
-        # Rows that are judged must not be adapted on.
-        seen = shard if shard.apart else replace(shard, fetch_val=None)
-        adapted = algorithm.adapt(payload, memory, seen, moment, rng)
+        # Rows that are judged must not be adapted on, which in a dated study are the held ones too.
+        adapted = algorithm.adapt(payload, memory, replace(shard, fetch_val=None), moment, rng)
         memory = memory if adapted is None or adapted.memory is None else detached(adapted.memory)
     return rows, algorithm.predict(payload, [memory], rows.x, torch.zeros(len(rows), dtype=torch.int64)).told

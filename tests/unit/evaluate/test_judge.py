@@ -10,7 +10,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.evaluate.metrics import summarized
-from fedtide.evaluate.rounds import weight_in
+from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.runs.build import host_of, population_of
 from helpers.handmade import people
 from helpers.toys import played, toy
@@ -123,6 +123,7 @@ def test_over_clients_each_counts_the_same_in_every_accuracy():
     assert by_clients["others"] == {"other": 1 / 2}
     for line in ({"window": {}, "scores": {"val": entry}} for entry in (by_rows, by_clients)):
         assert weight_in(line, "val") == line["scores"]["val"].get("clients", 6)
+        assert rows_in(line, "val") == 6
     # In a run the accuracy is the mean over clients, and so is that of the commonest class.
     for view, scores, _ in replace(who, over="clients").scores(run.state):
         line, people = replace(who, over="clients").line(view, scores), run.host.population
