@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from fedtide.config import from_dict
 from fedtide.core import codec
@@ -61,6 +63,8 @@ MISTAKES = [
     ({}, always(what=HUGE_DRIFT), "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({}, always(how={"kind": "label-swaps", "begin": "dealt"}), "shift.how: found begin 'dealt' without concepts; all"),
     ({}, {"devices": {"kind": "steady", "seconds": 1e308}}, r"devices.seconds: found 1e\+308, allowed: 1e\+30 or less"),
+    ({}, {"tune": {"stage": [{"name": "x", "methods": [], "ranges": {"method.A.local.lr": {"low": 0.1, "high": 1}}}]}},
+     "tune.stage 'x'.methods: found .*, allowed: 1 or more"),
     # Methods.
     ({"algorithm": "fedtem", "branch_layer": "hed"}, {}, "'A'.branch_layer: found 'hed', .*did you mean 'head'"),
     ({"algorithm": "fedtem", "branch_layer": "relu1"}, {}, "found 'relu1', allowed: a layer with parameters"),
@@ -275,6 +279,29 @@ def test_more_clients_than_there_are(capsys, here):
     assert re.search("found 6, allowed: at most 5, the clients of rows.npz with 1 rows or more", run(capsys, here))
     on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 4, "min_samples": 17})
     assert re.search("allowed: at most 0, the clients of rows.npz with 17 rows or more", run(capsys, here))
+
+
+def test_rows_that_are_all_for_testing(capsys, here):
+    np.savez(here / "rows.npz", **table(client=np.arange(80) % 5, held_out=np.ones(80, dtype=bool)))
+    on(here, "npz:rows.npz", partition="natural")
+    assert "rows.npz: held_out: found 'true for all rows', allowed: false for some" in run(capsys, here)
+
+
+def test_a_time_that_python_has_no_object_for(capsys, here):
+    times = arrow.array([-(2**62) + row * 2**57 for row in range(80)], arrow.timestamp("us"))
+    columns = {"label": ["a", "b"] * 40, "x": list(range(80)), "when": times}
+    parquet.write_table(arrow.table(columns), here / "rows.parquet")
+    on(here, {"kind": "csv", "path": "rows.parquet", "label": "label"})
+    assert "rows.parquet: row 0: when: found 'a time outside of the years 1 to 9999'" in run(capsys, here)
+
+
+def test_a_name_that_is_no_name_of_a_folder_in_this_locale(capsys, here, monkeypatch):
+    def encode(name):
+        return name.encode("ascii")
+
+    monkeypatch.setattr(os, "fsencode", encode)
+    written(here / "study.toml", {**A, "name": "\u65e5"})
+    assert r"'\u65e5': is no name of a file in this locale" in run(capsys, here)
 
 
 # -- other files that a configuration names ----------------------------------------------------------------------------

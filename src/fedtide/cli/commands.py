@@ -808,6 +808,9 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(_of_option(error))
     except KeyboardInterrupt as error:
         status = _fail(str(error) or "interrupted", status=130)
+    except UnicodeEncodeError as error:
+        name = ascii(error.object)
+        status = _fail(f"{name}: is no name of a file in this locale, allowed: a locale of UTF-8, as by LC_ALL=C.UTF-8")
     except ValueError as error:
         if "null" not in str(error):
             raise

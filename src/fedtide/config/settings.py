@@ -457,7 +457,7 @@ class TuneStage(Strict):
     """
 
     name: str = Field(min_length=1, max_length=100)
-    methods: tuple[str, ...] | None = None
+    methods: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     trials: Count | None = None
     ranges: dict[str, Range] = Field(min_length=1)
 

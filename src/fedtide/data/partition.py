@@ -882,7 +882,8 @@ def _deal_natural(
     seen = partition.clients or len(large) - held_out_clients.clients
     wanted = seen + held_out_clients.clients
     if wanted > len(large) or seen <= 0:
-        allowed = f"at most {len(large)}, the clients of {rows.name} with {partition.min_samples} rows or more"
+        who = f"the clients of {rows.name} with {partition.min_samples} rows or more"
+        allowed = f"at most {len(large)}, {who}, of which one at least is not held out"
         raise refused("data.partition.clients and data.held_out_clients.clients", wanted, allowed)
     chosen = rng.at("natural").numpy().permutation(large)[:wanted]
     chosen = np.concatenate([np.sort(chosen[:seen]), np.sort(chosen[seen:])])

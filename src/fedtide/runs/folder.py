@@ -120,6 +120,8 @@ def create(experiment: Experiment, root: Path, where: str = "experiment", scale:
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
+    for method in experiment.method:
+        os.fsencode(slug(method.name))  # raises in a locale that has no such name of a folder
     at_points = {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}
     make_folder(
         root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()}, scale

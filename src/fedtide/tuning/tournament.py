@@ -27,7 +27,7 @@ from rich.console import Console
 from fedtide.config import Experiment, Method, brief, from_dict, resolved, slug, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.base import Moment
-from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
 from fedtide.core.record import append_line, read_rounds, run_lock
 from fedtide.data.saved import usual_class
 from fedtide.data.targets import target_words
@@ -388,7 +388,9 @@ def check_judged(study: Experiment, where: str) -> None:
         raise refused(f"{where}: data.split.val", 0, "a share of the rows, by which methods are judged, such as 0.2")
     playing = played_by(study)
     with_references = playing.model_copy(update={"references": study.references})
-    check_needed(playing, preflight(with_references, where).forms, where)
+    with within(where):
+        forms = preflight(with_references, where).forms
+    check_needed(playing, forms, where)
 
 
 def _candidates(findings: Findings, place: Path) -> tuple[Experiment, list[Candidate]]:
@@ -429,7 +431,7 @@ def at_rates(
 
 @dataclass(frozen=True)
 class Climb:
-    """One run, as it travels to a process: its last round, and the end of the budget (seconds since 1970)."""
+    """One run, as it travels to a process: its last round, and the end of the budget, as `time.monotonic` says it."""
 
     run: RunCall
     rounds: int
@@ -439,13 +441,12 @@ class Climb:
 def climb(call: Climb, stop: Callable[[], bool]) -> Generator[int, None, dict[str, Any]]:
     """Play a run to a round, in any process: yield rounds; return their number, the seconds, and the failure."""
     began, count, failed = time.monotonic(), 0, ""
-    until = began + call.until - time.time()  # of all machines, which have no other clock in common
     try:
         experiment = from_dict(json.loads(call.run.experiment))
         method = next(method for method in experiment.method if method.name == call.run.method)
         run = Run(experiment, method, call.run.seed, Path(call.run.folder))
-        rounds = run.play(lambda: stop() or time.monotonic() > until, until=call.rounds)
-        for _ in rounds if began < until else ():
+        rounds = run.play(lambda: stop() or time.monotonic() > call.until, until=call.rounds)
+        for _ in rounds if began < call.until else ():
             count += 1
             yield count
     except FedtideError as error:
@@ -519,8 +520,7 @@ class Play:
         """
         text = as_json(self.experiment)
         pairs = [(entry, seed) for seed in step.seeds for entry in step.entries]
-        until = time.time() + self.left
-        calls = [Climb(RunCall(text, *pair, str(self.folder(*pair))), step.rounds, until) for pair in pairs]
+        calls = [Climb(RunCall(text, *pair, str(self.folder(*pair))), step.rounds, self.until) for pair in pairs]
         outcomes: dict[tuple[str, int], dict[str, Any]] = {pair: {} for pair in pairs}
         self.display.start(len(calls) * (step.rounds - below))
         for message in in_parallel(climb, calls, self.pool, self.stop):

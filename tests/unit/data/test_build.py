@@ -182,7 +182,7 @@ def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
         (Natural(clients=4), 2, "found 6, allowed: at most 5, the clients of letters with 1 rows or more"),
         (Natural(min_samples=25, clients=2), 0, "found 2, allowed: at most 1, the clients of letters with 25 rows"),
         (Natural(min_samples=99), 0, "at most 0, the clients of letters with 99 rows or more"),
-        (Natural(), 5, "at most 5, the clients of letters with 1 rows or more"),
+        (Natural(), 5, "at most 5, the clients of letters with 1 rows or more, of which one at least is not held out"),
     ],
 )
 def test_too_few_natural_clients_are_one_line(partition, unseen, line):

@@ -440,7 +440,10 @@ class Column:
 
     def cell(self, row: int) -> Any:
         """Return a cell, for messages."""
-        return self.raw[row].as_py()
+        try:
+            return self.raw[row].as_py()
+        except (OverflowError, ValueError):  # a time that Python has no object for
+            return "a time outside of the years 1 to 9999"
 
     def take(self, rows: np.ndarray) -> "Column":
         """Return some of the rows, by position."""
