@@ -143,7 +143,7 @@ def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):
 def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here, capsys, monkeypatch, data):
     baskets()
     written()
-    monkeypatch.setattr("fedtide.api.jobs.time", SimpleNamespace(time=lambda: time.time() - 60))
+    monkeypatch.setattr("fedtide.api.jobs.time", SimpleNamespace(monotonic=lambda: time.monotonic() - 60))
     said = refused(capsys, here, "recommend", data, "--budget", "1m")
     assert re.fullmatch(rf"--budget: {data}: found 60 s, allowed: \d+m or more, as \d+ s went into reading .*", said)
     monkeypatch.undo()
