@@ -64,7 +64,7 @@ MISTAKES = [
     ({}, always(how={"kind": "label-swaps", "begin": "dealt"}), "shift.how: found begin 'dealt' without concepts; all"),
     ({}, {"devices": {"kind": "steady", "seconds": 1e308}}, r"devices.seconds: found 1e\+308, allowed: 1e\+30 or less"),
     ({}, {"tune": {"stage": [{"name": "x", "methods": [], "ranges": {"method.A.local.lr": {"low": 0.1, "high": 1}}}]}},
-     "tune.stage 'x'.methods: found .*, allowed: 1 or more"),
+     "tune.stage 'x'.methods: found .*, allowed: 1 or more values"),
     # Methods.
     ({"algorithm": "fedtem", "branch_layer": "hed"}, {}, "'A'.branch_layer: found 'hed', .*did you mean 'head'"),
     ({"algorithm": "fedtem", "branch_layer": "relu1"}, {}, "found 'relu1', allowed: a layer with parameters"),
@@ -301,7 +301,7 @@ def test_a_name_that_is_no_name_of_a_folder_in_this_locale(capsys, here, monkeyp
 
     monkeypatch.setattr(os, "fsencode", encode)
     written(here / "study.toml", {**A, "name": "\u65e5"})
-    assert r"'\u65e5': is no name of a file in this locale" in run(capsys, here)
+    assert "'\u65e5': cannot be written in this locale, allowed: UTF-8" in run(capsys, here)
 
 
 # -- other files that a configuration names ----------------------------------------------------------------------------

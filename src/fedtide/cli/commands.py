@@ -57,7 +57,7 @@ from rich.table import Table
 from fedtide import api
 from fedtide._version import installed
 from fedtide.core.docstrings import docstring
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, refused, shown, unknown
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
@@ -809,8 +809,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt as error:
         status = _fail(str(error) or "interrupted", status=130)
     except UnicodeEncodeError as error:
-        name = ascii(error.object)
-        status = _fail(f"{name}: is no name of a file in this locale, allowed: a locale of UTF-8, as by LC_ALL=C.UTF-8")
+        status = _fail(f"{shown(error.object)}: cannot be written in this locale, allowed: UTF-8, as by LC_ALL=C.UTF-8")
     except ValueError as error:
         if "null" not in str(error):
             raise

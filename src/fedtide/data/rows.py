@@ -341,6 +341,7 @@ def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor,
 
 def find_known_rows(rows: Rows) -> Tensor:
     """Return positions of the rows by which values are standardized: no test rows; of times the earliest tenth."""
+    check_held_out(rows)
     positions = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
     return positions if rows.time is None else positions[find_earliest(rows.time[positions])]
 
@@ -388,8 +389,15 @@ def with_fit(rows: Rows, make: Callable[[Tensor], Tensor]) -> Rows:
     return with_learned(replace(rows, x=x, fit=fit), positions)
 
 
+def check_held_out(rows: Rows) -> None:
+    """Raise if every row is for testing."""
+    if rows.held_out is not None and bool(rows.held_out.all()):
+        raise refused(f"{rows.name}: held_out", "true for all rows", "false for some, which are for training")
+
+
 def check_classes(rows: Rows) -> None:
-    """Raise if every row has the same label, as there is nothing to learn."""
+    """Raise if every row has the same label or is for testing, as there is nothing to learn."""
+    check_held_out(rows)
     labels = rows.y if rows.value is None else rows.value
     if (rows.steps is None or rows.value is not None) and bool((labels == labels[0]).all()):
         named = rows.label_names and rows.value is None

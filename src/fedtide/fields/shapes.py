@@ -176,9 +176,10 @@ def _describe(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
             allowed = allowed if allowed == NUMBERS["finite_number"] else f"a number, {allowed}"
         return f"found {shown(value)}, {f'{hint} Allowed' if hint else 'allowed'}: {allowed}"
     if name in ("too_short", "string_too_short"):
-        return f"found {shown(value)}, allowed: {context['min_length']} or more"
+        what = "characters" if isinstance(value, str) else "values"
+        return f"found {shown(value)}, allowed: {context['min_length']} or more {what}"
     if name == "string_too_long":
-        return f"found {len(value)} characters, allowed: {context['max_length']} or fewer"
+        return f"found {len(value)} characters, allowed: at most {context['max_length']}"
     if name == "value_error":
         return str(context.get("error", problem["msg"]))
     return f"found {shown(value)}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"

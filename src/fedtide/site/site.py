@@ -155,8 +155,8 @@ class Site:
         """Raise if another version of this package made the site: its nodes would play other numbers, or refuse."""
         here, before = installed_versions().get("fedtide"), self.about.versions.get("fedtide")
         if here != before:
-            but = "its nodes have tickets of that version: pip install it, or make another site"
-            raise refused(f"{self.root}: version of fedtide", here, str(before), but)
+            allowed = f"{before}, as in the tickets of its nodes: pip install fedtide=={before}, or make another site"
+            raise refused(f"{self.root}: version of fedtide", here, allowed)
 
     def write(self) -> None:
         """Write the three files that make a folder a site."""

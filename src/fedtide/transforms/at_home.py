@@ -155,15 +155,9 @@ def keep_home(
         whole = first_model(int(payload.seed))
         first = pick_layers(whole, is_home)
         row = {} if memory is None else memory
-        home = row.get("home", first)
-        mine = row.get("home")
-
-        def put_together(model: Weights) -> Weights:
-            joined = put_layers(whole, model)
-            return joined if mine is None else put_layers(joined, mine)
-
-        full = change_models(payload.method, put_together)
-        return full, row.get("method"), home, first
+        own = row.get("home", Weights({}))
+        full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), own))
+        return full, row.get("method"), row.get("home", first), first
 
     def work_at_home(work: Any, *, once: bool = False) -> Any:
         @Stepwise

@@ -199,14 +199,14 @@ def test_an_error_of_a_node_says_nothing_of_its_data(kind, tmp_path):
     log = RecentLog(said.append)
 
     def broken(*given):
-        raise kind("patient 17 is ill")
+        raise kind("patient Bloggs is ill")
 
     other = replace(made.algorithm, works={"train": broken})
     fleet = near_fleet(made, 2, tmp_path, with_node(algorithm=other, log=log))
     rounds(made, fleet, until=1)
-    assert "17" not in str(fleet.record.asks)
+    assert "Bloggs" not in str(fleet.record.asks)
     assert f"{kind.__name__} at the node, whose log says more" in str(fleet.record.asks)
-    assert "patient 17 is ill" in said[0]
+    assert "patient Bloggs is ill" in said[0]
     assert not log.lines
 
 

@@ -165,8 +165,6 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     for key, values in columns.items():
         if values is not None:
             result[key] = readers[key](name, key, values)
-    if len(held_out := result.get("held_out", ())) and bool(held_out.all()):
-        raise refused(f"{name}: held_out", "true for all rows", "false for some, which are for training")
     for key in result.keys() & {"client", "domain"}:
         result[key], result[f"{key}_names"] = result[key]
     classes = len(label_names) or classes_of(name, labels.numpy())
