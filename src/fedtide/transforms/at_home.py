@@ -155,8 +155,8 @@ def keep_home(
         whole = first_model(int(payload.seed))
         first = pick_layers(whole, is_home)
         row = {} if memory is None else memory
-        own = row.get("home", Weights({}))
-        full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), own))
+        layers = row.get("home", Weights({}))
+        full = change_models(payload.method, lambda model: put_layers(put_layers(whole, model), layers))
         return full, row.get("method"), row.get("home", first), first
 
     def work_at_home(work: Any, *, once: bool = False) -> Any:
