@@ -96,15 +96,26 @@ def leaves(tree: Tree) -> list[Any]:
     >>> leaves({"x": 1, "y": [2, (3, None)]})
     [1, 2, 3, None]
     """
-    if not is_node(tree):
-        return [tree]
     values: list[Any] = []
-    for child in tree.values() if type(tree) is dict else [child for _, child in children(tree)]:
-        if type(child) is Tensor:
-            values.append(child)
-        else:
-            values += leaves(child)
+    _collect(tree, values)
     return values
+
+
+def _collect(tree: Tree, values: list[Any]) -> None:
+    kind: Any = type(tree)
+    if kind is Tensor:  # most of all
+        values.append(tree)
+    elif isinstance(tree, dict):
+        for child in tree.values():
+            _collect(child, values)
+    elif isinstance(tree, list | tuple):
+        for child in tree:
+            _collect(child, values)
+    elif (names := _fields(kind)) is not None:
+        for name in names:
+            _collect(getattr(tree, name), values)
+    else:
+        values.append(tree)
 
 
 def size_in_bytes(tree: Tree) -> int:

@@ -114,6 +114,7 @@ class StackedEngine(LocalEngine):
     """
 
     _stacks: dict[Hashable, Copies | str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_question: dict[str, Copies | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
@@ -223,13 +224,19 @@ class StackedEngine(LocalEngine):
         stack = self._stacks[key]
         return None if isinstance(stack, str) else stack
 
+    def _stack_of(self, work: Training, ask: Ask, payload: Tree) -> Copies | None:
+        """Return the stack of a question, of whose requests one is tried: they differ in weights and samples alone."""
+        if ask.question not in self._by_question:
+            ((_, arguments),) = self._arguments(ask, payload)
+            self._by_question[ask.question] = self._stack(work.request(*arguments))
+        return self._by_question[ask.question]
+
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult | None:
         """Train clients and add their updates up in stacks; None if they have to be looked at one by one."""
         counts = self.host.population.counts(ask.clients, "train", ask.moment)
         able = (counts >= (2 if work.task.scratch.needs_pairs else 1)).nonzero().flatten()
         able = able[counts[able].argsort(descending=True, stable=True)]
-        first = [work.request(*arguments) for _, arguments in self._arguments(ask.of(able[:1]), payload)]
-        stack = self._stack(first[0]) if first else None
+        stack = self._stack_of(work, ask.of(able[:1]), payload) if len(able) else None
         if stack is None:
             return None
         total: Tree = None

@@ -145,7 +145,8 @@ def _both(one: BlockResult, other: BlockResult) -> BlockResult:
 
 def split_blocks(counts: Tensor) -> list[Tensor]:
     """Return positions of the clients whose work counts, in blocks cut from all that were asked; some may be empty."""
-    return [block[counts[block]] for block in blocks_of_clients(counts)]
+    blocks = blocks_of_clients(counts)
+    return blocks if counts.all() else [block[counts[block]] for block in blocks]
 
 
 def blocks_of_clients(clients: Tensor) -> list[Tensor]:

@@ -165,7 +165,7 @@ class Batch:
     @property
     def labels(self) -> int:
         """Number of labels that count."""
-        return len(self.y) if self.counts is None else int(self.counts.sum())
+        return self.y.shape[0] if self.counts is None else int(self.counts.sum())
 
     def pick(self, where: slice) -> "Batch":
         """Return a part of the samples."""

@@ -140,16 +140,13 @@ class CrossEntropy:
             shared: nothing.
             eps: label smoothing of each label, in a shape that fits `y`; None for none.
         """
-        logp, y = F.log_softmax(outputs, -1), y[..., None]
+        logp, y = outputs.log_softmax(-1), y[..., None]
         losses = -logp.gather(-1, y)[..., 0]
-        if eps is not None:
-            losses = torch.lerp(losses, -logp.mean(-1), eps.expand(losses.shape))
-        gradient = logp.exp_()
         if eps is None:
-            off = gradient.new_full((1,) * y.dim(), -1.0)
-        else:
-            off, gradient = (eps - 1)[..., None], gradient.sub_((eps / gradient.shape[-1])[..., None])
-        return losses, gradient.scatter_add_(-1, y, off.expand(y.shape))
+            return losses, logp.exp_().scatter_(-1, y, -1.0, reduce="add")
+        losses = torch.lerp(losses, -logp.mean(-1), eps.expand(losses.shape))
+        gradient = logp.exp_().sub_((eps / logp.shape[-1])[..., None])
+        return losses, gradient.scatter_add_(-1, y, (eps - 1)[..., None].expand(y.shape))
 
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""

@@ -104,8 +104,8 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
     ([2, 1], tensor([2, 0, 1]))
     """
     epochs = list(local.epochs_of(rows, generator, smallest))
-    orders = [order[: sum(sizes)] for order, sizes in epochs]
-    return [size for _, sizes in epochs for size in sizes], torch.cat([torch.empty(0, dtype=torch.int64), *orders])
+    orders = [order[: sum(sizes)] for order, sizes in epochs] or [torch.empty(0, dtype=torch.int64)]
+    return [size for _, sizes in epochs for size in sizes], orders[0] if len(orders) == 1 else torch.cat(orders)
 
 
 def make_stack(request: Train) -> Copies | str:

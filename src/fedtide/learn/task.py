@@ -275,14 +275,15 @@ class Task:
 
     def _passes(self, x: Tensor) -> ModulePasses | None:
         """Return passes without autograd for a batch; None if the module needs it, or is as fast with it."""
-        by_shape, shape = self.scratch.passes, tuple(x.shape[1:])
-        if x.dtype != self.dtype or not len(x):
+        by_shape, (rows, *inner) = self.scratch.passes, x.shape
+        shape = tuple(inner)
+        if x.dtype != self.dtype or not rows:
             return None
         if shape not in by_shape:
             suits = torch.device(self.device).type == CPU and not self.bfloat
             by_shape[shape] = ModulePasses.of(self.scratch, shape) if suits else None
         passes = by_shape[shape]
-        return passes if passes is not None and len(x) <= passes.most and not passes.stack.busy else None
+        return passes if passes is not None and rows <= passes.most and not passes.stack.busy else None
 
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None

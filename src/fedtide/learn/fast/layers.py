@@ -134,12 +134,12 @@ class Plan:
     def do(self, function: Callable[..., object], *arguments: Any, **settings: Any) -> None:
         """Note an operation of a pass."""
         rows = self.rows
-        if all(argument is not rows for argument in arguments):
+        place = next((k for k, argument in enumerate(arguments) if argument is rows), None)
+        if place is None:
             self._noted.append(partial(function, *arguments, **settings))
         else:
-            self._noted.append(
-                lambda: function(*(rows.now if argument is rows else argument for argument in arguments), **settings)
-            )
+            call, after = partial(function, *arguments[:place], **settings), arguments[place + 1 :]
+            self._noted.append(lambda: call(rows.now, *after))
 
     def hold(self, x: Any, name: object) -> Tensor:
         """Return the input of a layer in storage: rows are copied, once if all clients have the same."""

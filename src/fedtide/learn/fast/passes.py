@@ -113,7 +113,7 @@ class ModulePasses:
             or any(losses.dtype == torch.bool for losses in columns)
         ):
             return None  # a mask is for steps of sequences
-        prepared, share = loss.stacked([shared]), 1 / len(y)
+        prepared, share = loss.stacked([shared]), 1 / y.shape[0]
         if columns:
             prepared = (prepared, *(column[None] for column in columns))
         logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)

@@ -146,7 +146,7 @@ class LayerStack:
 
     def fit(self, x: Tensor, purpose: Purpose) -> Plan:
         """Return the plan for rows (clients, rows, ...), ready for its next pass."""
-        alike = len(x) > 1 and x.stride(0) == 0
+        alike = x.shape[0] > 1 and x.stride(0) == 0
         key = x.shape, alike, purpose
         plan = self.plans.get(key) if self.room.grown == self.planned else None
         if plan is None:
