@@ -113,11 +113,13 @@ class Judge:
         """Return accuracy and loss of the received state on the participants' own training rows, before they train.
 
         This signal reveals the rhythm of the shift. The payload is used as sent, without memory or adaptation. Empty if
-        clients adapt the payload, and for real clients, who would get one more question in every round.
+        clients adapt the payload or keep a part of the model, and for real clients, who would get one more question in
+        every round.
         """
-        if not len(clients) or self.algorithm.adapt is not None or self.fleet.truth is None:
+        algorithm = self.algorithm
+        if not len(clients) or algorithm.adapt is not None or algorithm.traits.partial or self.fleet.truth is None:
             return {}
-        payload, slot = self.algorithm.serve(state, clients)
+        payload, slot = algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)
         scores = replace(scores, over=self.over)
         rows = float(scores.rows.sum())

@@ -235,7 +235,8 @@ def keep_home(
         adapt = None if method.adapt is None else work_at_home(method.adapt, once=only_newcomers_adapt)
         return replace(method, adapt=adapt, predict=predict_with(method.predict))
 
-    traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, Sent), keeps=algorithm.traits.keeps + 1)
+    sends, keeps = (*algorithm.traits.sends, Sent), algorithm.traits.keeps + 1
+    traits = replace(algorithm.traits, sends=sends, keeps=keeps, partial=True)
     return replace(
         keep(algorithm),
         init=init,

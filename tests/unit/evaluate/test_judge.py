@@ -179,8 +179,8 @@ def test_the_received_model_is_judged_on_the_participants_own_training_rows():
     assert told["loss"] == pytest.approx(loss / rows, rel=1e-6)
 
 
-def test_where_clients_adapt_what_was_sent_says_nothing():
-    for name in ("ifca", "aem", "fedem"):
+def test_where_clients_adapt_or_complete_what_was_sent_it_says_nothing():
+    for name in ("ifca", "aem", "fedem", "fedper", "fedbabu"):
         run, who = judge(name)
         assert who.participants(run.state, torch.arange(8)) == {}
 
