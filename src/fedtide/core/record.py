@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.core.atomic import check_sha256, flush, lock, naming, sha256, write_text
+from fedtide.core.atomic import check_sha256, lock, naming, sha256
 from fedtide.core.errors import UNREADABLE, FedtideError
 
 CLIENTS = "clients.csv"
@@ -279,10 +279,3 @@ def not_undone(lines: Iterable[Mapping[str, Any]], to: int | None = None) -> lis
             counted = [other for other in counted if other["round"] < back]
         counted.append(line)
     return counted if to is None else [line for line in counted if line["round"] < to]
-
-
-def append_line(path: Path, line: Any) -> None:
-    """Append a line of JSON, in place of one that a killed process left half-written, and sync the file to disk."""
-    whole = path.read_text(encoding="utf-8").rpartition("\n")
-    write_text(path, f"{whole[0]}{whole[1]}{json.dumps(line, allow_nan=False)}\n")
-    flush(path)

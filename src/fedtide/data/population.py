@@ -379,13 +379,13 @@ class Population:
         pictures = torch.empty(len(y), 1, 1, 1)  # images for the transform, which may rotate them
         return self._reading(part).apply(pictures, y, clients, time)[1]
 
-    def label_shares(self, clients: Tensor, moment: Moment, part: str = "train") -> Tensor:
-        """Return the share of each class among the rows of each client (clients, classes) float64; zeros without rows.
+    def label_shares(self, clients: Tensor, moment: Moment) -> Tensor:
+        """Return the share of each class among a client's training rows (clients, classes) float64; zeros without rows.
 
         Shares are of rows, not of sequences, with their labels at `moment`.
         """
-        rows, owner = self.pooled(clients, moment, part)
-        labels = self._labels(rows, clients[owner], self.shift.time(moment), part).long()
+        rows, owner = self.pooled(clients, moment, "train")
+        labels = self._labels(rows, clients[owner], self.shift.time(moment), "train").long()
         counts = count_pairs(owner, labels, len(clients), self.rows.classes)
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 

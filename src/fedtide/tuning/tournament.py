@@ -25,10 +25,10 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from fedtide.config import Experiment, Method, brief, from_dict, resolved, slug, to_toml
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Moment
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
-from fedtide.core.record import append_line, read_rounds, run_lock
+from fedtide.core.record import read_rounds, run_lock
 from fedtide.data.saved import usual_class
 from fedtide.data.targets import target_words
 from fedtide.draw.prose import counted, listed
@@ -571,7 +571,7 @@ class Play:
 
     def write(self, **line: Any) -> Tournament:
         """Write a line with the seconds that are spent, and return the record with it."""
-        append_line(self.root / LADDER, {**line, "spent": self.budget - self.left})
+        append(self.root / LADDER, json.dumps({**line, "spent": self.budget - self.left}, allow_nan=False))
         return read_tournament(self.root)
 
     def span(self, *rungs: int) -> str:

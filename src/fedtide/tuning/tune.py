@@ -40,11 +40,11 @@ from fedtide.config import (
     to_toml,
 )  # fmt: skip
 from fedtide.config.overrides import assign, locate, seed_list
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Scores
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown, within
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import append_line, read_rounds, run_lock
+from fedtide.core.record import read_rounds, run_lock
 from fedtide.core.rng import Rng
 from fedtide.draw.prose import counted
 from fedtide.evaluate.metrics import mean_of_last
@@ -671,7 +671,7 @@ def execute(
                     if message.final and message.value is not None:
                         trial = replace(message.value, config=config)
                         trials.append(trial)
-                        append_line(root / TRIALS, asdict(trial))
+                        append(root / TRIALS, json.dumps(asdict(trial), allow_nan=False))
                         display.trial(trial, tuned_of(batch[message.call][0], trials))
                 if stop.asked:
                     return False

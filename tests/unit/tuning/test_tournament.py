@@ -13,9 +13,9 @@ import pytest
 import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.config import Experiment, read
+from fedtide.core.atomic import append
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import append_line
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.references import References, notes_on_missing
 from fedtide.runs import folder
@@ -179,7 +179,7 @@ def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
 def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path):
     root = begun(tmp_path / "t", FAILS, A, PROX)
     line = {"failed": {"fails": "loss is not finite"}, "ended": tournament.OVER, "spent": 5.0}
-    append_line(root / tournament.LADDER, line)
+    append(root / tournament.LADDER, json.dumps(line))
     with pytest.raises(FedtideError, match=r"^--budget: t: found .*; others failed: fails: loss is not finite$"):
         execute(root, workers=1)
 
