@@ -5,6 +5,7 @@ python bench/page.py [--results bench/results.jsonl] [--page docs/performance.md
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,30 @@ def goals(lines: list[dict[str, Any]]) -> list[str]:
     short = [f"{', '.join(dict.fromkeys(works))}: {limit}." for limit, works in why.items()]
     said = ["What is in the way where a goal is short:", "", *(f"- {each}" for each in short), ""] if short else []
     return ["### Against other frameworks", "", *table(header, cells), what, "", *said]
+
+
+def versions(lines: list[dict[str, Any]]) -> list[str]:
+    """Rounds beside those of an earlier commit."""
+    one = lines[0]
+    what = (
+        f"Rounds of this commit and of {one['commit']}, each in a process of its own, in turns. Of each pair of turns "
+        "another side goes first. A ratio above 1 is faster than before. `python bench/versions.py COMMIT` compares "
+        "with any other."
+    )
+    header = ("work", "contender", "milliseconds before", "now", "before / now", "quartiles")
+    cells = [
+        (
+            line["work"],
+            line["contender"],
+            f"{1000 * line['before']:.2f}",
+            f"{1000 * line['now']:.2f}",
+            f"{line['ratio']:.2f}",
+            f"{line['q1']:.2f} to {line['q3']:.2f}",
+        )
+        for line in lines
+    ]
+    about = f"{provenance(one)} Medians of {one['repeats']} pairs of turns."
+    return ["### Beside an earlier commit", "", what, "", *table(header, cells), about, ""]
 
 
 def where(lines: list[dict[str, Any]]) -> list[str]:
@@ -476,14 +501,16 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
-    names = ("goals", "rounds", "beside", "where", "where stacked", "population", "evaluation", "report", "server",
-             "assign", "loss", "clusters", "drift", "growth", "messages")  # fmt: skip
-    by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
+    by_bench: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        by_bench[line["bench"]].append(line)
     found = newest(by_bench["goals"], "work")
     played = newest(by_bench["rounds"], "work")
     out = (goals(found) if found else []) + rounds(played)
     if beside := newest(by_bench["beside"], "work"):
         out += processes(played, beside)
+    if newest_lines := newest(by_bench["versions"], "work"):
+        out += versions(newest_lines)
     for name in ("where", "where stacked"):
         if newest_lines := newest(by_bench[name], "bench"):
             out += where(newest_lines)
