@@ -10,6 +10,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.core.record import first_work_in
+from fedtide.runs import folder
 from fedtide.runs.digest import verify
 from fedtide.runs.unlearn import Leaving
 from helpers.shell import contents, done, refused, written
@@ -67,6 +68,14 @@ def test_the_bits_are_those_of_a_run_without_it(here, capsys):
     rows = (here / new / "a" / "0" / "clients.csv").read_text().splitlines()
     assert not [row for row in rows if row.split(",")[2] == str(client)]
     assert f"Without client {client}, which has left." in (here / new / "report.html").read_text()
+
+
+def test_a_run_folder_that_is_not_finished_is_refused(here, capsys):
+    folder.create(study(A, SCAFFOLD), here / "my x")
+    line = refused(capsys, here, "forget", "my x", "3")
+    assert "my x: 2 of 2 runs are not finished" in line
+    assert line.endswith("first fedtide resume 'my x'")
+    assert not (here / "my x-without-3").exists()
 
 
 def test_killed_on_the_way_the_same_command_goes_on(here, shell):
@@ -181,9 +190,9 @@ def test_scales_of_features_are_without_it(here):
 def test_clients_of_nearly_the_same_name_leave_into_folders_of_their_own(here):
     """A name without a letter or a digit makes no folder's name either."""
     root = named("a/b", "a&b", "..", "c")
-    for name, folder in (("a/b", "x-without-a-b"), ("a&b", "x-without-client-"), ("..", "x-without-client-")):
+    for name, new in (("a/b", "x-without-a-b"), ("a&b", "x-without-client-"), ("..", "x-without-client-")):
         place = Leaving.of(root, name).place
-        assert str(place).startswith(folder)
+        assert str(place).startswith(new)
         assert ft.forget("x", name, quiet=True).folder == place  # and once more it goes on
         assert Leaving.of(root, name).place == place
     assert len(list(here.glob("x-without-*"))) == 3

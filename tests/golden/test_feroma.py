@@ -238,3 +238,17 @@ def test_with_profiles_far_apart_each_client_trains_alone(monkeypatch):
         own = trained_plainly(model, shard, Rng(0).at(5, client, "train"))
         wanted = torch.cat([value.flatten() for value in own.state_dict().values()])
         torch.testing.assert_close(row, wanted, rtol=0, atol=1e-5)
+
+
+def test_sequences_are_refused_because_a_profile_is_of_the_rows_of_each_label():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.squeeze, self.head = nn.Embedding(5, 4), nn.Linear(12, 6), nn.Linear(2, 5)
+
+        def forward(self, x):
+            return self.head(self.squeeze(self.embedding(x).flatten(1)).unflatten(1, (3, 2)))
+
+    task = Task(Reader, example=torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(FedtideError, match="feroma: found rows that are sequences, allowed: rows with"):
+        feroma(task, HALF, layer="squeeze")

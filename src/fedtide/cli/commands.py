@@ -28,6 +28,7 @@ and one line says what; 130 stopped by Ctrl-C.
 """
 
 import io
+import logging
 import os
 import re
 import shutil
@@ -57,7 +58,7 @@ from rich.table import Table
 from fedtide import api
 from fedtide._version import installed
 from fedtide.core.docstrings import docstring
-from fedtide.core.errors import FedtideError, refused, shown, unknown
+from fedtide.core.errors import FedtideError, quoted, refused, shown, unknown
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
@@ -284,7 +285,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
     check_free(study)
     write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"))
     say(f"study: {study}")
-    say(f"next: fedtide run {study}")
+    say(f"next: fedtide run {quoted(study)}")
     return 0
 
 
@@ -294,7 +295,7 @@ def _play(work: Any, output: Output) -> int:
 
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
-    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {work.root}"
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {quoted(work.root)}"
     try:
         result = play(work, output)
     except KeyboardInterrupt:
@@ -792,6 +793,7 @@ for group, functions in {
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 2 and one line for anything a person can mend."""
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; one that is set for screens may not exist here
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would tell where it keeps fonts if HOME is read-only
     # Before NumPy is imported: its threads wait for each other in a loop, nine times the work on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in ("stdout", "stderr"):

@@ -15,10 +15,11 @@ from torch import Tensor
 from fedtide.clusters.distance import between
 from fedtide.clusters.rounds import Served, decision_rows, predict_by_cluster
 from fedtide.core.base import Answer, Memory, Moment, Prediction, Shard, Weights, Work
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn import Task
 from fedtide.learn.features import Extract, Network, feature_width, principal
-from fedtide.learn.task import classes_of
+from fedtide.learn.task import classes_of, example_of
 
 POINTS, SIDE, SEED = 200, 2.0, 1
 """Uniform random points in a cube that give the fixed projection of features, the side of the cube, and their seed."""
@@ -51,7 +52,7 @@ class Profiler:
         key: key of the method's options, for errors.
 
     Raises:
-        FedtideError: the model has no such layer, or its inputs are not vectors.
+        FedtideError: the model has no such layer, its inputs are not vectors, or rows are sequences.
     """
 
     task: Task
@@ -61,6 +62,8 @@ class Profiler:
 
     def __post_init__(self) -> None:
         feature_width(self.task, self.layer, self.key)
+        if self.task.logits(self.task.init(Rng(0)), example_of(self.task, "profiles")).dim() != 2:
+            raise FedtideError(f"{self.key}: found rows that are sequences, allowed: rows with one label each")
 
     @cached_property
     def classes(self) -> int:

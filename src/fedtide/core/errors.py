@@ -1,5 +1,6 @@
 """The one exception for what a person can cause."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,16 @@ def printable(text: object) -> str:
     runs/a\x1b[2J
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+def quoted(path: object) -> str:
+    """Return the name of a file or folder as a shell reads it: as one word that is no option.
+
+    >>> print(quoted("my runs/a"), quoted("-a"))
+    'my runs/a' ./-a
+    """
+    name = str(path)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:

@@ -113,8 +113,8 @@ class Judge:
         """Return accuracy and loss of the received state on the participants' own training rows, before they train.
 
         This signal reveals the rhythm of the shift. The payload is used as sent, without memory or adaptation. Empty if
-        clients adapt the payload or keep a part of the model, and for real clients, who would get one more question in
-        every round.
+        clients adapt the payload, or keep a part of the model. Empty for real clients, who would get one more question
+        in every round.
         """
         algorithm = self.algorithm
         if not len(clients) or algorithm.adapt is not None or algorithm.traits.partial or self.fleet.truth is None:

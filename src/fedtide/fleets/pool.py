@@ -384,7 +384,8 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # before anything slow: the process that started this one decides
 import os, sys
 from fedtide.fleets.pool import main
-os.dup2(int(sys.argv[3]), 2)  # what went wrong until here is in a file, and one line of it is told
+os.ftruncate(2, 0)  # what went wrong until here is in a file, and one line of it is told; now it has started
+os.dup2(int(sys.argv[3]), 2)
 main(int(sys.argv[1]), sys.argv[2])
 """
 

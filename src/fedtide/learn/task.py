@@ -409,10 +409,11 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
     """
     whole, sizes = columns[0]._base, [column.shape[0] for column in columns]
     if whole is not None and whole.shape[0] == sum(sizes) and whole.is_contiguous():
-        start, size = whole.data_ptr(), whole[:1].nbytes
+        start, size, look = whole.data_ptr(), whole[:1].nbytes, (whole.shape[1:], whole.stride(), whole.dtype)
         starts = [start + place * size for place in accumulate(sizes[:-1], initial=0)]
-        parts = zip(columns, sizes, starts, strict=True)
-        if all(c._base is whole and c.data_ptr() == at for c, n, at in parts if n):
+        parts = [(column, at) for column, rows, at in zip(columns, sizes, starts, strict=True) if rows]
+        alike = all(c._base is whole and (c.shape[1:], c.stride(), c.dtype) == look for c, _ in parts)
+        if alike and all(column.data_ptr() == at for column, at in parts):
             return whole
     where = next((column.device for column in columns if column.device.type != CPU), columns[0].device)
     return torch.cat([column.to(where) for column in columns])

@@ -200,7 +200,8 @@ class Run:
                     raise NothingTrained(f"method '{self.method.name}', seed {self.seed}: {error}") from None
                 if self.folder.is_dir():
                     raise
-                raise FedtideError(f"{self.folder}: was moved or removed while it was played; start it again") from None
+                mend = "allowed: fedtide resume NEW_PLACE if it was moved, else a new run"
+                raise FedtideError(f"{self.folder}: was moved or removed while it was played; {mend}") from None
             finally:
                 record.close()
 

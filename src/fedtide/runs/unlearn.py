@@ -58,8 +58,8 @@ class Leaving:
         """Read a run folder, and look for the client.
 
         Raises:
-            FedtideError: it is no run folder of simulated clients or is damaged, or the client is not registered or
-                has left already.
+            FedtideError: it is no run folder of simulated clients, is damaged or not finished, or the client is not
+                registered or has left already.
         """
         read_again()
         settings = folder.load(root)
@@ -67,6 +67,11 @@ class Leaving:
         check_runs(runs)
         if any((run.folder / ASKS).exists() for run in runs):
             raise FedtideError(f"{root}: its clients are real; allowed: fedtide forget SITE NODE")
+        if unfinished := sum(not run.finished for run in runs):
+            many = f"{unfinished} of {len(runs)} runs"
+            raise FedtideError(
+                f"{root}: {many} are not finished, and may use the client yet; first {folder.go_on(root)}"
+            )
         numbers: list[int] = []
         for run in runs:
             before = _population(run)
@@ -94,12 +99,12 @@ class Leaving:
 
     @property
     def untouched(self) -> bool:
-        """Tell whether all runs are finished, and no number of them depends on the client."""
+        """Tell whether no number of the runs depends on the client."""
         experiment = self.experiment
         if self.scaled or experiment.references or experiment.forgetting is not None:  # which read rows of all clients
             return False
         return all(
-            run.finished and first_work(run, number) is None and not was_judged(run, number)
+            first_work(run, number) is None and not was_judged(run, number)
             for run, number in zip(self.runs, self.numbers, strict=True)
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
-from fedtide.core.errors import FedtideError, missing
+from fedtide.core.errors import FedtideError, missing, quoted
 from fedtide.core.record import ASKS, LEDGER, read_rounds
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
@@ -84,9 +84,9 @@ def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
         flush(root)
         yield f"state: {before} after {counted(saved, 'round')} with it, which are in {aside}; delete it when you like"
         yield f"cannot be taken back: models that other nodes were sent after round {took[0]}"
-        yield f"all rounds are played again without it; other nodes keep tickets and keys: fedtide serve {root}"
+        yield f"all rounds are played again without it; other nodes keep tickets and keys: fedtide serve {quoted(root)}"
         return
-    yield f"to go on without it: fedtide serve {root}"
+    yield f"to go on without it: fedtide serve {quoted(root)}"
 
 
 def rounds_of(lines: Sequence[Mapping[str, Any]], name: str) -> list[int]:

@@ -216,3 +216,10 @@ def test_a_sum_over_no_memory_of_its_parts_grows_in_place():
     assert leaves(more)[0] is held
     assert sums.merge(more, {"x": Sum(torch.ones(3, dtype=torch.float64), 1.0)})["x"].value is held
     assert held.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_total_is_contiguous_as_that_of_another_process():
+    stored = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    total = sums.finish(sums.add(sums.add(None, {"delta": Weighted(stored, 1.0)}), {"delta": Weighted(stored, 2.0)}))
+    assert total["delta"].value.is_contiguous()
+    assert total["delta"].value.allclose(3 * stored.double())

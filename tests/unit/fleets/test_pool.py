@@ -267,6 +267,14 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
     assert str(told.value) == "fleet.workers: a worker process could not start: OSError: the disk is on fire"
 
 
+def test_a_worker_that_starts_with_a_harmless_line_is_replaced_if_it_dies(monkeypatch):
+    monkeypatch.setattr(pools, "START", "import sys; print('ignored', file=sys.stderr, flush=True)" + pools.START)
+    with Pool(1) as pool:
+        assert list(pool.map(ECHO, [{"x": 1}])) == [{"x": 1}]
+        os.kill(pool.processes[0], signal.SIGKILL)
+        assert list(pool.map(ECHO, [{"x": 2}])) == [{"x": 2}]
+
+
 def test_worker_processes_are_refused_where_there_are_none(monkeypatch):
     monkeypatch.setattr(pools.os, "name", "nt")
     with pytest.raises(FedtideError, match="need Linux or macOS"):

@@ -14,7 +14,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.schedules import Constant, Cosine, Exponential, Steps
 from fedtide.learn.target import row_losses
-from fedtide.learn.task import ROWS, Task
+from fedtide.learn.task import ROWS, Task, joined
 
 
 def normed() -> nn.Module:
@@ -238,3 +238,15 @@ def test_a_module_decides_what_training_mode_is_for_it(norm, moves):
     assert not any(module.training for module in task.scratch.module.modules())
     task.scratch.load(task.init(Rng(0)), train=True)
     assert [module.training for module in task.scratch.module] == [True, moves, True, True, True]
+
+
+def test_columns_that_are_joined_without_a_copy_are_rows_of_their_base():
+    whole = torch.arange(36.0).reshape(4, 3, 3).clone()
+    assert joined(whole.split([3, 1])) is whole
+    views = (
+        whole.transpose(1, 2).split([3, 1]), whole.flip(0).split([3, 1]), whole[:, :2].split([3, 1]),
+        whole.flatten(1).split([3, 1]), [whole[0].expand(3, 3, 3)], [whole[0, 0].expand(3, 3)],
+        whole.view(torch.int32).split([3, 1]),
+    )  # fmt: skip
+    for columns in views:
+        assert same(joined(columns), torch.cat(list(columns)))

@@ -57,7 +57,10 @@ def test_a_folder_that_is_removed_while_the_run_is_played_is_one_clear_line(tmp_
     for _ in range(when):
         next(playing)
     shutil.rmtree(tmp_path)
-    with pytest.raises(FedtideError, match="moved or removed while it was played; start it again"):
+    with pytest.raises(
+        FedtideError,
+        match="moved or removed while it was played; allowed: fedtide resume NEW_PLACE if it was moved, else a new run",
+    ):
         list(playing)
     assert not tmp_path.exists()
 
