@@ -34,9 +34,10 @@ from fedtide.fleets.this_machine import Scratch, end_with_parent, search_path
 
 
 def write_shared(path: Path, tree: Tree) -> None:
-    """Write a tree into a file, over its former content."""
-    with naming(path), open(path, "wb") as file:
+    """Write a tree into a file, over its former content, whose place in memory needs no new pages."""
+    with naming(path), open(path, "r+b" if path.exists() else "wb") as file:
         file.writelines(codec.pieces(tree))
+        file.truncate()
 
 
 def read_shared(path: Path) -> Tree:
@@ -51,6 +52,8 @@ def read_shared(path: Path) -> Tree:
 
 LARGE = 64 * 1024
 """Bytes from which a result goes through a file in shared memory instead of the pipe."""
+FILES = 4
+"""Files that a worker writes its results to in turn: more than the calls that it may hold at once."""
 
 STOP = "stop"
 """A file of this name in a pool's folder asks its calls to end soon."""
@@ -117,7 +120,7 @@ class PipeChannel(Channel):
         file = None
         if size_in_bytes(value) >= LARGE:
             self._results += 1
-            file = str(self._folder / f"{os.getpid()}-{self._results}")
+            file = str(self._folder / f"{os.getpid()}-{self._results % FILES}")
             write_shared(Path(file), value)
             value = None
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
@@ -503,12 +506,8 @@ class Pool(Processes[_Worker]):
             message = codec.from_bytes(member.connection.recv_bytes())
         except (EOFError, OSError):
             return None
-        if message["file"] is None:
-            return [(message["kind"], message["value"])]
-        file = Path(message["file"])
-        value = read_shared(file)
-        file.unlink()
-        return [(message["kind"], value)]
+        file = message["file"]
+        return [(message["kind"], message["value"] if file is None else read_shared(Path(file)))]
 
     def _recover(self, member: _Worker, batch: Batch) -> None:
         lines = member.began.read_text(errors="replace").split("\n") if member.began.exists() else []
