@@ -150,9 +150,9 @@ def versions(lines: list[dict[str, Any]]) -> list[str]:
     """Rounds beside those of an earlier commit."""
     one = lines[0]
     what = (
-        f"Rounds of this commit and of {one['commit']}, each in a process of its own, in turns. Of each pair of turns "
-        "another side goes first. A ratio above 1 is faster than before. `python bench/versions.py COMMIT` compares "
-        "with any other."
+        f"Rounds of commit {one['of']} and of the earlier {one['commit']}, each in a process of its own. They are "
+        "timed in pairs, and take turns at going first. A ratio above 1 is faster than before. "
+        "`python bench/versions.py COMMIT` compares with any other."
     )
     header = ("work", "contender", "milliseconds before", "now", "before / now", "quartiles")
     cells = [
@@ -367,12 +367,12 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "A client of IFCA judges K models on its training rows before it trains one: a round of FedAvg and K forward "
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
         "judge one model is to load its weights, pass, and take the mean cross-entropy in float64. Several models of "
-        "dense layers, and of convolutions with few channels, pass side by side. Beyond FedAvg's round, over K passes: "
-        "1 is nothing more. FedTEM and Min Loss share a trunk between K heads; "
-        "clients of pFedEM divide their rows among K whole models, and those of Fielding train one of K, here in "
-        "rounds without drift. Stacked, a model passes over the rows of all clients at once, and a round is compared "
-        "with a stacked FedAvg's. Arithmetic is that of a round of FedAvg for each model that a client trains with all "
-        "of its rows, and K passes; least processor times.",
+        "dense layers, and of convolutions with few channels, pass side by side. The last column but one is what a "
+        "round takes beyond FedAvg's, over K passes: 1 is nothing more. The last is its processor time over the "
+        "arithmetic: a round of FedAvg for each model that a client trains with all of its rows, and K passes. FedTEM "
+        "and Min Loss share a trunk between K heads; clients of pFedEM divide their rows among K whole models, and "
+        "those of Fielding train one of K, here in rounds without drift. Stacked, a model passes over the rows of all "
+        "clients at once, and a round is compared with a stacked FedAvg's.",
         "",
     ]
     shares = ("round / FedAvg", "beyond FedAvg / K passes", "processor / arithmetic")

@@ -3,7 +3,7 @@
 python bench/versions.py COMMIT [--works logistic,mlp] [--repeats 9] [--out bench/results.jsonl]
 
 The commit is checked out into a temporary folder. Each side is a process with its own package and its own `rounds.py`.
-Of each pair of turns another side goes first. Speed is reported, never asserted.
+The two take turns at going first. Speed is reported, never asserted.
 """
 
 import argparse
@@ -25,10 +25,10 @@ SERVE = "--serve"
 
 
 def serve() -> None:
-    """Answer each line, [work, contender] or "end", with the seconds of a round, the median of a turn."""
+    """Answer each line, [work, contender], with the seconds of a round, the median of a turn."""
     import rounds
 
-    told = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed does not come between
     with ExitStack() as stack:
         players: dict[tuple[str, str], Any] = {}
@@ -42,7 +42,7 @@ def serve() -> None:
                     players[name, contender].round()
             rounds.rounds_for(rounds.UNTIMED, 1, players[name, contender])
             turn = rounds.rounds_for(rounds.TIMED, rounds.LEAST, players[name, contender])
-            print(median(turn), file=told, flush=True)
+            print(median(turn), file=answers, flush=True)
 
 
 @contextmanager
@@ -65,6 +65,12 @@ def ask(process: subprocess.Popen[str], work: str, contender: str) -> float:
     assert process.stdout is not None
     print(json.dumps([work, contender]), file=process.stdin, flush=True)
     return float(process.stdout.readline())
+
+
+def short_name(commit: str) -> str | None:
+    """Return the short name of a commit; None if there is no such commit."""
+    command = ["git", "rev-parse", "--quiet", "--verify", "--short", f"{commit}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 @contextmanager
@@ -123,14 +129,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="turns")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     given = parser.parse_args()
+    works, commit = given.works.split(","), short_name(given.commit)
+    if commit is None:
+        parser.error(f"commit: found '{given.commit}', allowed: one of this repository")
+    if strangers := set(works) - WORKS.keys():
+        parser.error(f"--works: found '{strangers.pop()}', allowed: {', '.join(WORKS)}")
     date, where = now(), machine()
-    lines = compare(given.commit, given.works.split(","), given.repeats)
+    lines = compare(commit, works, given.repeats)
     table = Table("work", "contender", "ms before", "ms now", "before / now", "quartiles")
     for line in lines:
         numbers = f"{1000 * line['before']:.2f}", f"{1000 * line['now']:.2f}", f"{line['ratio']:.2f}"
         table.add_row(line["work"], line["contender"], *numbers, f"{line['q1']:.2f} to {line['q3']:.2f}")
     Console(width=120).print(table)
-    about = {"bench": "versions", "date": date, "commit": given.commit, "repeats": given.repeats}
+    about = {"bench": "versions", "date": date, "of": short_name("HEAD"), "commit": commit, "repeats": given.repeats}
     append(given.out, [{**about, **line, **where} for line in lines])
 
 

@@ -73,8 +73,7 @@ def test_the_bits_are_those_of_a_run_without_it(here, capsys):
 def test_a_run_folder_that_is_not_finished_is_refused(here, capsys):
     folder.create(study(A, SCAFFOLD), here / "my x")
     line = refused(capsys, here, "forget", "my x", "3")
-    assert "my x: 2 of 2 runs are not finished" in line
-    assert line.endswith("first fedtide resume 'my x'")
+    assert "my x: 2 of 2 runs are not finished; go on with: fedtide resume 'my x'; or begin" in line
     assert not (here / "my x-without-3").exists()
 
 

@@ -17,7 +17,7 @@ from fedtide.config.overrides import flatten, seed_list
 from fedtide.config.reading import named
 from fedtide.config.settings import check_installed
 from fedtide.config.writing import as_toml
-from fedtide.core.errors import FedtideError, quoted, refused, unknown, within
+from fedtide.core.errors import FedtideError, in_shell, refused, unknown, within
 from fedtide.data.sources.dates import FORMS
 from fedtide.data.sources.files import strip_endings
 from fedtide.data.sources.frames import Roles, join_columns
@@ -395,7 +395,7 @@ class Job:
     def _check_finished(self, name: str) -> Path:
         file = self.root / name
         if not file.is_file():
-            raise FedtideError(f"{self.root}: is not finished; go on with: fedtide resume {quoted(self.root)}")
+            raise FedtideError(f"{self.root}: is not finished; go on with: fedtide resume {in_shell(self.root)}")
         return file
 
 
@@ -719,7 +719,7 @@ def finished(job: AnyJob, output: Output) -> Any:
     """Play the rest of a job and return its result; a stop raises KeyboardInterrupt."""
     result = play(job, output)
     if result is None:
-        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {quoted(job.root)}")
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {in_shell(job.root)}")
     return result
 
 

@@ -58,7 +58,7 @@ from rich.table import Table
 from fedtide import api
 from fedtide._version import installed
 from fedtide.core.docstrings import docstring
-from fedtide.core.errors import FedtideError, quoted, refused, shown, unknown
+from fedtide.core.errors import FedtideError, in_shell, refused, shown, unknown
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
@@ -285,7 +285,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
     check_free(study)
     write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"))
     say(f"study: {study}")
-    say(f"next: fedtide run {quoted(study)}")
+    say(f"next: fedtide run {in_shell(study)}")
     return 0
 
 
@@ -295,7 +295,7 @@ def _play(work: Any, output: Output) -> int:
 
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
-    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {quoted(work.root)}"
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {in_shell(work.root)}"
     try:
         result = play(work, output)
     except KeyboardInterrupt:

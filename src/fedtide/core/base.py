@@ -599,7 +599,7 @@ class Traits:
             run follows from it.
         remembers: whether clients keep anything else between rounds, such as a few numbers. In a private study each
             client then keeps a row whether it has anything new or not.
-        partial: whether clients receive only a part of their models, and keep the rest.
+        at_home: whether clients receive only a part of their models, because some layers stay with them.
         personal: options by which its paper personalizes, with their defaults. A transform that replaces this refuses
             other values.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
@@ -628,7 +628,7 @@ class Traits:
     before: int = 0
     keeps: int = 0
     remembers: bool = False
-    partial: bool = False
+    at_home: bool = False
     personal: Mapping[str, Any] = field(default_factory=dict)
     own_expert: bool = False
     compute_cost: ComputeCost | None = None

@@ -37,10 +37,10 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def quoted(path: object) -> str:
+def in_shell(path: object) -> str:
     """Return the name of a file or folder as a shell reads it: as one word that is no option.
 
-    >>> print(quoted("my runs/a"), quoted("-a"))
+    >>> print(in_shell("my runs/a"), in_shell("-a"))
     'my runs/a' ./-a
     """
     name = str(path)

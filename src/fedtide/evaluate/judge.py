@@ -117,7 +117,7 @@ class Judge:
         in every round.
         """
         algorithm = self.algorithm
-        if not len(clients) or algorithm.adapt is not None or algorithm.traits.partial or self.fleet.truth is None:
+        if not len(clients) or algorithm.adapt is not None or algorithm.traits.at_home or self.fleet.truth is None:
             return {}
         payload, slot = algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)

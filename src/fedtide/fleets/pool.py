@@ -34,7 +34,7 @@ from fedtide.fleets.this_machine import Scratch, end_with_parent, search_path
 
 
 def write_shared(path: Path, tree: Tree) -> None:
-    """Write a tree into a file, over its former content, whose place in memory needs no new pages."""
+    """Write a tree into a file, over its former content: new pages of memory would take longer than the copy."""
     with naming(path), open(path, "r+b" if path.exists() else "wb") as file:
         file.writelines(codec.pieces(tree))
         file.truncate()
@@ -387,7 +387,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # before anything slow: the process that started this one decides
 import os, sys
 from fedtide.fleets.pool import main
-os.ftruncate(2, 0)  # what went wrong until here is in a file, and one line of it is told; now it has started
+os.ftruncate(2, 0)  # a file keeps what goes wrong until here; from here on nothing of it is told
 os.dup2(int(sys.argv[3]), 2)
 main(int(sys.argv[1]), sys.argv[2])
 """

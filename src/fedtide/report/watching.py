@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import FedtideError, quoted, unknown
+from fedtide.core.errors import FedtideError, in_shell, unknown
 from fedtide.core.record import ALARMS, STOPPED, read_rounds
 from fedtide.draw import figures
 from fedtide.draw.html import MARK, render, to_pictures
@@ -112,7 +112,7 @@ def watched(root: Path, method: str | None = None, seed: int | None = None) -> l
     """
     folder = root / "run" if (root / "site.toml").is_file() else root
     if folder != root and not folder.exists():
-        raise FedtideError(f"{root}: no round is played yet; start the server: fedtide serve {quoted(root)}")
+        raise FedtideError(f"{root}: no round is played yet; start the server: fedtide serve {in_shell(root)}")
     runs = plan(load(folder, imports=False), folder)
     for key, value, of in (("--method", method, "method"), ("--seed", seed, "seed")):
         values = [str(run.seed if of == "seed" else run.method.name) for run in runs]

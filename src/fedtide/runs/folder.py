@@ -29,7 +29,7 @@ from typing import Any
 from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import check_new, making, naming, sha256, write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, quoted, refused
+from fedtide.core.errors import UNREADABLE, FedtideError, in_shell, refused
 from fedtide.core.record import stopped_after
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna", "ray")
@@ -106,7 +106,7 @@ def shift_file(root: Path, method: Method, seed: int) -> Path:
 def go_on(root: Path) -> str:
     """Return the command that goes on with a run folder, or with a tuning: that of real clients is its site's."""
     site = root.resolve().parent
-    return f"fedtide serve {quoted(site)}" if (site / "roster.toml").is_file() else f"fedtide resume {quoted(root)}"
+    return f"fedtide serve {in_shell(site)}" if (site / "roster.toml").is_file() else f"fedtide resume {in_shell(root)}"
 
 
 def free(root: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedtide.cohorts.in_flight import Flight
 from fedtide.core import checkpoint
 from fedtide.core.atomic import append
-from fedtide.core.errors import FEW, FedtideError, quoted, refused
+from fedtide.core.errors import FEW, FedtideError, in_shell, refused
 from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_rounds, rolled_back, run_lock, stopped_after
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.runs.digest import digest_to_read
@@ -86,7 +86,7 @@ def check_open(folder: Path, root: Path, *, config: str | None, rounds: int) -> 
     rolled_back(folder)  # raises if its file is damaged
     if about.round >= rounds or stopped_after(folder) is not None:
         numbers = " or ".join(map(str, sorted(about.there)))
-        command = f"fedtide export {quoted(root)} --model N, with N {numbers}"
+        command = f"fedtide export {in_shell(root)} --model N, with N {numbers}"
         raise FedtideError(f"{folder}: the study is over; allowed: {command}")
     return about
 

@@ -68,10 +68,8 @@ class Leaving:
         if any((run.folder / ASKS).exists() for run in runs):
             raise FedtideError(f"{root}: its clients are real; allowed: fedtide forget SITE NODE")
         if unfinished := sum(not run.finished for run in runs):
-            many = f"{unfinished} of {len(runs)} runs"
-            raise FedtideError(
-                f"{root}: {many} are not finished, and may use the client yet; first {folder.go_on(root)}"
-            )
+            mend = f"go on with: {folder.go_on(root)}; or begin anew with data.without_clients"
+            raise FedtideError(f"{root}: {unfinished} of {len(runs)} runs are not finished; {mend}")
         numbers: list[int] = []
         for run in runs:
             before = _population(run)

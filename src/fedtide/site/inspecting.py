@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core import checkpoint, codec
-from fedtide.core.errors import FedtideError, quoted, refused
+from fedtide.core.errors import FedtideError, in_shell, refused
 from fedtide.inspection import bounded, by_sums
 from fedtide.inspection.answers import Answers
 from fedtide.site.accounts import ledger_for
@@ -42,7 +42,7 @@ def inspected(root: Path) -> Answers:
     questions = len(QUESTIONS_OF[site.method.algorithm])
     asked, state = last_state(site)
     if asked < questions:
-        but = f"answers follow the last; rounds = {questions} in the study, and then: fedtide serve {quoted(root)}"
+        but = f"answers follow the last; rounds = {questions} in the study, and then: fedtide serve {in_shell(root)}"
         raise FedtideError(f"{root}: {asked} of {questions} questions were asked; {but}")
     if isinstance(state, by_sums.State):
         return by_sums.answers(state, str(root))

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
-from fedtide.core.errors import FedtideError, missing, quoted
+from fedtide.core.errors import FedtideError, in_shell, missing
 from fedtide.core.record import ASKS, LEDGER, read_rounds
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
@@ -64,6 +64,7 @@ def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
     about = checkpoint.check(site.record / "checkpoints", config=None)
     # The record of a round is written after its sums are released, so a kill leaves some that only the ledger has.
     released = {line.round for line in read(site.record / LEDGER) if set(line.clients) & set(clients)}
+    serve = f"fedtide serve {in_shell(root)}"
     took = sorted({*rounds_of(read_rounds(site.record, ASKS), name), *released})
     saved = 0 if about is None else about.round
     if not took:
@@ -84,9 +85,9 @@ def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
         flush(root)
         yield f"state: {before} after {counted(saved, 'round')} with it, which are in {aside}; delete it when you like"
         yield f"cannot be taken back: models that other nodes were sent after round {took[0]}"
-        yield f"all rounds are played again without it; other nodes keep tickets and keys: fedtide serve {quoted(root)}"
+        yield f"all rounds are played again without it; other nodes keep tickets and keys: {serve}"
         return
-    yield f"to go on without it: fedtide serve {quoted(root)}"
+    yield f"to go on without it: {serve}"
 
 
 def rounds_of(lines: Sequence[Mapping[str, Any]], name: str) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, brief, from_dict, resolved
-from fedtide.core.errors import FedtideError, quoted, refused
+from fedtide.core.errors import FedtideError, in_shell, refused
 from fedtide.draw.prose import counted, listed
 from fedtide.draw.tables import Table
 from fedtide.inspection.findings import BATCH, STEPS, methods
@@ -81,7 +81,7 @@ def _values_of(site: Site) -> dict[str, Any]:
 def _next(site: Site, out: Path, more: str = "") -> str:
     nodes = [node for node in site.roster.node if not node.left]
     names = ",".join(node.name if len(node.clients) == 1 else f"{node.name}:{len(node.clients)}" for node in nodes)
-    return f"fedtide deploy {quoted(out)}{more} --nodes {names} --out {quoted(f'{site.root}-next')}"
+    return f"fedtide deploy {in_shell(out)}{more} --nodes {names} --out {in_shell(f'{site.root}-next')}"
 
 
 def _after_inspection(site: Site, rounds: int | None, out: Path) -> Recommended:
@@ -139,7 +139,7 @@ def _after_tournament(site: Site, out: Path) -> Recommended:
     rounds, names = site.experiment.rounds, [method.name for method in methods_of(tables)]
     if state is None or not state.rungs:
         first = rung_ends(rounds, len(set(kinds_of(tables))))[0]
-        but = f"the first decision follows round {first}: fedtide serve {quoted(site.root)}"
+        but = f"the first decision follows round {first}: fedtide serve {in_shell(site.root)}"
         raise FedtideError(f"{site.root}: {played} of {rounds} rounds were played; {but}")
     stands = standings(state, names)
     best, near = stands[0], [stand for stand in stands[1:] if stand.verdict == "cannot be told apart"]

@@ -1,6 +1,6 @@
 """Rollback of a site: the next round begins with an earlier model that its server has kept."""
 
-from fedtide.core.errors import FedtideError, quoted, refused
+from fedtide.core.errors import FedtideError, in_shell, refused
 from fedtide.core.record import run_lock
 from fedtide.runs.digest import digest_of
 from fedtide.runs.rollback import Rollback, check_kept, check_open
@@ -34,7 +34,7 @@ def roll_back(site: Site, number: int) -> Rollback:
             if traits.keeps or traits.remembers:
                 but = "nodes have what clients kept in later rounds alone"
                 raise refused("ROUND", number, f"none, because clients of {site.method.name} keep something", but)
-            go_on = f"fedtide serve {quoted(site.root)}"
+            go_on = f"fedtide serve {in_shell(site.root)}"
             rollback = check_kept(site.record, about, number, name=site.method.name, go_on=go_on)
             rollback.write(site.record)
     return rollback

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from fedtide.core.errors import FedtideError, printable, quoted
+from fedtide.core.errors import FedtideError, in_shell, printable
 from fedtide.report import terminal
 from fedtide.runs.job import Scale, experiment_file
 
@@ -71,7 +71,7 @@ def deploy(
         words = f"each node needs '{base.name}' with digest {base.digest} itself, because it is never sent"
         _say(f"base: {words}: {package}fedtide join ... --base FOLDER")
     _say(*_describe_tickets(out, [site.ticket(node) for node in site.roster.node]))
-    _say(f"to rehearse: fedtide rehearse {quoted(out)}", f"to start the server: fedtide serve {quoted(out)}")
+    _say(f"to rehearse: fedtide rehearse {in_shell(out)}", f"to start the server: fedtide serve {in_shell(out)}")
     return 0
 
 
@@ -80,7 +80,7 @@ def _describe_tickets(site: Path, tickets: list[Any]) -> Iterator[str]:
     for ticket in tickets:
         yield f"ticket: {site / 'tickets' / f'{ticket.node}.ticket'} (seal {ticket.seal})"
     yield "next: send each node its ticket, and compare the seal with its owner by telephone"
-    yield f"when the key of a node comes: fedtide admit {quoted(site)} NODE NODE.pub"
+    yield f"when the key of a node comes: fedtide admit {in_shell(site)} NODE NODE.pub"
 
 
 def admit(site: Path, node: str, public_key: Path, /) -> int:
@@ -100,7 +100,7 @@ def admit(site: Path, node: str, public_key: Path, /) -> int:
     _say(f"{member.name} ({ids}) {done}: {fingerprint(member.key)}")
     _say(f"next: ask the owner of {member.name} by telephone for the fingerprint that fedtide join prints")
     _say(f"if the owner reads another one: remove the line 'key' of {member.name} from {site / 'roster.toml'}")
-    _say(f"to let {member.name} in: fedtide serve {quoted(site)}; a server that runs does it within seconds")
+    _say(f"to let {member.name} in: fedtide serve {in_shell(site)}; a server that runs does it within seconds")
     return 0
 
 
@@ -243,7 +243,7 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
     try:
         return play(served, log=Log(log_json), health=health)
     except KeyboardInterrupt:
-        again = f"fedtide serve {quoted(site)}"
+        again = f"fedtide serve {in_shell(site)}"
         raise KeyboardInterrupt(f"stopped, and all rounds are saved; go on with: {again}") from None
 
 
@@ -310,7 +310,7 @@ def rollback(folder: Path, round: int, /) -> int:
     from fedtide.site.site import Site
 
     if (folder / "site.toml").is_file():
-        done, next_ = roll_back(Site.read(folder, imports=False), round), f"fedtide serve {quoted(folder)}"
+        done, next_ = roll_back(Site.read(folder, imports=False), round), f"fedtide serve {in_shell(folder)}"
     else:
         done, root = roll_back_run(folder, round)
         next_ = go_on(root)

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, Field
 
 from fedtide.config.settings import bind_address
 from fedtide.core.atomic import is_locked, write_text
-from fedtide.core.errors import FedtideError, quoted
+from fedtide.core.errors import FedtideError, in_shell
 from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.draw.prose import counted
@@ -102,7 +102,7 @@ def describe_way_in(root: Path, node: Member, key: str | None = None) -> str:
         return f"{node.name}: has left for good"
     if node.key is None:
         knock = "" if key is None else f"; it came with the key {key}, which you compare with its owner, then"
-        return f"{node.name}: not admitted{knock}: fedtide admit {quoted(root)} {node.name} {node.name}.pub"
+        return f"{node.name}: not admitted{knock}: fedtide admit {in_shell(root)} {node.name} {node.name}.pub"
     if key == certificates.fingerprint(node.key):  # it knocked before it was admitted
         return f"{node.name}: admitted, and let in when it calls again, within seconds"
     if key is not None:
@@ -119,7 +119,7 @@ def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     deploy, rounds = site.deploy, site.experiment.rounds
     left = rounds - len(read_rounds(site.record, ASKS))
     if left <= 0:
-        yield f"rounds: all {rounds} are played; see them with: fedtide report {quoted(site.run)}"
+        yield f"rounds: all {rounds} are played; see them with: fedtide report {in_shell(site.run)}"
         return
     yield f"rounds: {left} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*bind_address(site.deploy.address))
@@ -171,16 +171,16 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
 
 def never_served(site: Site) -> str:
     """Say that no server of a site ever ran."""
-    return f"server: never served; start it with: fedtide serve {quoted(site.root)}"
+    return f"server: never served; start it with: fedtide serve {in_shell(site.root)}"
 
 
 def describe_server(site: Site, status: Status, is_gone: bool) -> Iterator[str]:
     """Say in lines what the server of a site does, by the status that it wrote last."""
     if status.phase == OVER:
-        yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {quoted(site.run)}"
+        yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {in_shell(site.run)}"
     elif is_gone:
         how = "ended at" if status.phase == ENDED else "not running since"
-        yield f"server: {how} {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {quoted(site.root)}"
+        yield f"server: {how} {status.at:%Y-%m-%d %H:%M} UTC; go on with: fedtide serve {in_shell(site.root)}"
     else:
         yield f"server: round {status.round} of {status.rounds}, {status.phase}"
         yield f"rounds: begin if {counted(site.fewest, 'client')} or more are connected"

@@ -22,7 +22,7 @@ from fedtide.config import Experiment, resolved
 from fedtide.config.overrides import flatten
 from fedtide.config.settings import MLflow, TensorBoard, Track, WandB, check_installed
 from fedtide.core.atomic import write_text
-from fedtide.core.errors import UNREADABLE, FedtideError, quoted
+from fedtide.core.errors import UNREADABLE, FedtideError, in_shell
 from fedtide.core.record import run_lock
 from fedtide.evaluate.rounds import rows_of_rounds, rows_of_scores
 from fedtide.runs.experiment import RunsDisplay
@@ -322,7 +322,7 @@ class Tracking(RunsDisplay):
         except Exception as error:  # whatever a library or a server raises: the run is worth more
             self._tracked = None
             reason = shorten(str(error), 200, placeholder=" ...")
-            self._say(f"tracking ended ({type(error).__name__}: {reason}); later: fedtide track {quoted(self._root)}")
+            self._say(f"tracking ended ({type(error).__name__}: {reason}); later: fedtide track {in_shell(self._root)}")
 
 
 def track(root: Path, chosen: Track | None = None) -> list[Planned]:
@@ -339,7 +339,9 @@ def track(root: Path, chosen: Track | None = None) -> list[Planned]:
     experiment = load(root, imports=False)
     settings = chosen or experiment.track
     if settings is None:
-        raise FedtideError(f"{root}: its config.toml has no [track]; allowed: fedtide track {quoted(root)} tensorboard")
+        raise FedtideError(
+            f"{root}: its config.toml has no [track]; allowed: fedtide track {in_shell(root)} tensorboard"
+        )
     check_installed(settings)
     runs = [run for run in plan(experiment, root) if (run.folder / "rounds.jsonl").is_file()]
     with run_lock(root / "track", "lock"):

@@ -236,7 +236,7 @@ def keep_home(
         return replace(method, adapt=adapt, predict=predict_with(method.predict))
 
     sends, keeps = (*algorithm.traits.sends, Sent), algorithm.traits.keeps + 1
-    traits = replace(algorithm.traits, sends=sends, keeps=keeps, partial=True)
+    traits = replace(algorithm.traits, sends=sends, keeps=keeps, at_home=True)
     return replace(
         keep(algorithm),
         init=init,

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Experiment, slug, to_toml
 from fedtide.core.atomic import check_free, write_text
-from fedtide.core.errors import FedtideError, quote, quoted
+from fedtide.core.errors import FedtideError, in_shell, quote
 from fedtide.data.targets import target_words
 from fedtide.draw.figures import Drawn, bands, figure_legend, grid, label, leftmost, legend_above, look, styled, svg
 from fedtide.draw.html import MARK, Part, render, swatch, to_pictures
@@ -74,7 +74,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
     experiment, stages = read_tuning(root)
     methods = [tuned for stage in stages for tuned in stage]
     if not any(tuned.best for tuned in methods):
-        raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {quoted(root)}")
+        raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {in_shell(root)}")
     span = span_of(experiment.late, experiment.rounds)
     averaged = averaged_over(experiment.late, span)
     flatters = (
@@ -236,7 +236,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
     record = read_tournament(root, imports=False)
     words = target_words(record.study.data.target)
     if not record.survivors:
-        raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {quoted(root)}")
+        raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {in_shell(root)}")
     entries = [candidate.entry for candidate in played_entries(record)]
     curves = (
         f"{words.score.capitalize()} on validation rows over rounds",
@@ -285,7 +285,7 @@ def standings_headline(record: Tournament) -> str:
 
 def next_line(study: Path) -> str:
     """Say how the study that a tournament wrote is played."""
-    return f"Next: fedtide run {quoted(study)}, which uses fresh seeds and test rows."
+    return f"Next: fedtide run {in_shell(study)}, which uses fresh seeds and test rows."
 
 
 def standings_table(record: Tournament) -> Table:

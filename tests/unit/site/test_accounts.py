@@ -427,8 +427,9 @@ def test_a_rule_that_needs_scores_is_refused_when_a_site_is_made(tmp_path):
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_site_that_sums_scores_is_told_of_no_client(tmp_path, secure):
     """Rule, record and report of its server have the noised sum; each node counts it in its own ledger."""
-    wire = {"secure": secure, "privacy": PRIVACY | {"distance": 1, "noise": "plain", "scores": 900.0}}
-    site = site_of(tmp_path, wire=wire, rounds=4, eval_every=2, eval_splits=["train_clients", "val"], stop_at=0.01)
+    privacy = PRIVACY | {"epsilon": 900.0, "distance": 1, "noise": "plain", "scores": 900.0}  # little noise: it learns
+    wire, splits = {"secure": secure, "privacy": privacy}, ["train_clients", "val"]
+    site = site_of(tmp_path, wire=wire, rounds=4, eval_every=2, eval_splits=splits, stop_at=0.01)
     host, nodes = host_at(site), nodes_of(tmp_path, site, lambda name: "")
     fleet = fleet_at(site, nodes, host)
     judge = Judge(host.algorithm, fleet, views(host.population, named=site.experiment.eval_splits))
