@@ -161,10 +161,7 @@ def experiment(algorithms: list[str]) -> Experiment:
                 "split": {"val": 0.2, "test": 0.0},
             },
             "model": WORK.model,
-            "defaults": {
-                "cohort": {"kind": "everyone"},
-                "local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH},
-            },
+            "defaults": {"cohort": {"kind": "everyone"}, "local": {"lr": 0.2, "epochs": 2, "batch_size": BATCH}},
             "method": methods,
         }
     )

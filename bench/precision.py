@@ -30,10 +30,7 @@ def federation(precision: str, seeds: int, rounds: int, model: str) -> Experimen
             "eval_every": 4,
             "eval_splits": ["train_clients"],
             "precision": precision,
-            "data": {
-                "source": "day-night-characters",
-                "partition": {"kind": "dirichlet", "clients": 60, "alpha": 0.3},
-            },
+            "data": {"source": "day-night-characters", "partition": {"kind": "dirichlet", "clients": 60, "alpha": 0.3}},
             "model": {"kind": model},
             "method": [
                 {"name": "FedAvg", "algorithm": "fedavg", "cohort": COHORT, "local": {"lr": 0.1, "batch_size": 20}}

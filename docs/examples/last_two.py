@@ -36,9 +36,7 @@ class State:
 
 
 def last_two(
-    task: ft.Task,
-    local: ft.LocalTrainer = ft.LocalTrainer(),
-    cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals(),
+    task: ft.Task, local: ft.LocalTrainer = ft.LocalTrainer(), cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals()
 ) -> Algorithm[State]:
     """FedAvg that moves by the mean of its last two updates.
 

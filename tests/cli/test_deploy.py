@@ -343,6 +343,6 @@ def test_what_is_missing_is_named(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     library.cache_clear()
     words = ["deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "new"]
-    assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
+    assert refused(capsys, here, *words).endswith('pip install "fedtide[deploy]"')
     words = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry"]
-    assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
+    assert refused(capsys, here, *words).endswith('pip install "fedtide[deploy]"')

@@ -307,7 +307,7 @@ def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = refused(capsys, here, "export", run, "--format", "onnx", "--method", "A")
-    assert line == "--format: onnx needs onnx: pip install 'fedtide[onnx]'"
+    assert line == '--format: onnx needs onnx; pip install "fedtide[onnx]"'
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.site.machine import Log
 from fedtide.site.parity import free_port, rehearse, replay
 from fedtide.site.seat import Seat
@@ -83,6 +83,6 @@ def test_nodes_join_with_bases_of_their_own_and_one_is_killed_in_the_midst_of_a_
         for command in reversed(commands):
             command.end()
     assert "cannot take part" not in " ".join(server.lines)
-    assert len(read_rounds(site.record)) == 4
+    assert len(read_lines(site.record)) == 4
     again = replay(site.run, [tmp_path / f"{name}.jsonl" for name in NAMES])
     assert (again.equal, again.differs) == (True, None)

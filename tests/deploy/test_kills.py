@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedtide.config import read
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.site.deploying import make_site
 from fedtide.site.machine import Log
 from fedtide.site.parity import (
@@ -70,7 +70,7 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
                 _kill(kind, server, nodes[name])
                 done[kind] += 1
             watch_rounds(there, server, (), nodes, log)
-        lines = read_rounds(there.record, ASKS)
+        lines = read_lines(there.record, ASKS)
         words = Counter(
             word
             for line in lines

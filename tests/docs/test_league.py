@@ -51,8 +51,7 @@ def test_the_best_that_cannot_be_told_apart(page, results):
 
 
 @pytest.mark.parametrize(
-    ("score", "expected"),
-    [([0.5, 0.8, 0.4, 0.77], (0.8, 0.4, 0.77, 4)), ([0.5, 0.8, 0.4, 0.7], (0.8, 0.4, 0.7, None))],
+    ("score", "expected"), [([0.5, 0.8, 0.4, 0.77], (0.8, 0.4, 0.77, 4)), ([0.5, 0.8, 0.4, 0.7], (0.8, 0.4, 0.7, None))]
 )
 def test_who_is_back_has_95_percent_of_what_it_had(page, score, expected):
     """0.95 of 0.8 is 0.76."""

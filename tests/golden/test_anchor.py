@@ -156,10 +156,7 @@ def test_without_validation_rows_it_is_refused_before_anything_runs(name, option
 def test_that_of_ifca_is_trained_as_its_own_models_are():
     """Paper's gradients: the anchor is FedSGD's model; with a pull that of FedProx."""
     gradient = {"variant": "gradient", "weighting": "uniform"}
-    pairs = [
-        ({**gradient}, "fedsgd", {"weighting": "uniform"}),
-        ({}, "fedavg", {}),
-    ]
+    pairs = [({**gradient}, "fedsgd", {"weighting": "uniform"}), ({}, "fedavg", {})]
     for (own, name, other), proximal in zip(pairs, (0.0, 0.5), strict=True):
         every = {"local": {"lr": 0.1, "batch_size": 0, "proximal": proximal}, "cohort": "everyone"}
         ours = played(toy("ifca", {**every, "clusters": 3, **ANCHORED, **own}), rounds=3)

@@ -5,16 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.auxo import (
-    AtRounds,
-    ByEvidence,
-    State,
-    add_evidence,
-    auxo,
-    rewards,
-    sides_of,
-    split_cluster,
-)
+from fedtide.algorithms.auxo import AtRounds, ByEvidence, State, add_evidence, auxo, rewards, sides_of, split_cluster
 from fedtide.core.base import Moment
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer

@@ -32,11 +32,7 @@ def by_hand(monkeypatch, rounds: int = 4, **options) -> list[float]:
 
 @pytest.mark.parametrize(
     ("staleness", "two", "one"),
-    [
-        (Constant(), 1, 1),
-        (Polynomial(), 1 / math.sqrt(3), 1 / math.sqrt(2)),
-        (Hinge(a=2.0, b=1.0), 1 / 3, 1),
-    ],
+    [(Constant(), 1, 1), (Polynomial(), 1 / math.sqrt(3), 1 / math.sqrt(2)), (Hinge(a=2.0, b=1.0), 1 / 3, 1)],
 )
 def test_by_hand(monkeypatch, staleness, two, one):
     """From w = 1 with one step of 0.5: client 0 makes w / 2 of w, client 1 makes 2.5 of 1. alpha = 0.5.

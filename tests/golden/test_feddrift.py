@@ -10,15 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.feddrift import (
-    Eager,
-    Places,
-    distances,
-    feddrift,
-    linked_groups,
-    merge_models,
-    with_new,
-)
+from fedtide.algorithms.feddrift import Eager, Places, distances, feddrift, linked_groups, merge_models, with_new
 from fedtide.core.base import Shard
 from fedtide.core.rng import Rng
 from fedtide.learn.server import SGD

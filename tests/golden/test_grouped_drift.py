@@ -82,13 +82,7 @@ def test_four_clients_change_places_and_are_dealt_anew(seed):
 def test_after_a_mass_event_every_group_has_labels_of_both_old_ones(seed):
     # Of (0, 2) and (1, 3) the new groups are {0, 1} and {2, 3}, or {0, 3} and {1, 2}: one even and one odd label each.
     what = ClusterDrift(
-        groups=2,
-        labels=((0, 2), (1, 3)),
-        every=50,
-        events=(3,),
-        samples=60,
-        test_samples=4,
-        concentration=1e6,
+        groups=2, labels=((0, 2), (1, 3)), every=50, events=(3,), samples=60, test_samples=4, concentration=1e6
     )
     people = population(what, seed)
     old, new = (people.group_at(at(r)) for r in (0, 3))

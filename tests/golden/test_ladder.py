@@ -80,12 +80,7 @@ def test_who_cannot_be_told_apart():
     with -0.4 each: nothing is known of their spread.
     """
     a = {5: 0.8, 6: 0.9, 7: 0.7}
-    values = {
-        "C": {5: 0.6, 6: 0.69, 7: 0.51},
-        "B": {5: 0.7, 6: 0.7, 7: 0.4},
-        "A": a,
-        "D": {5: 0.4, 6: 0.5},
-    }
+    values = {"C": {5: 0.6, 6: 0.69, 7: 0.51}, "B": {5: 0.7, 6: 0.7, 7: 0.4}, "A": a, "D": {5: 0.4, 6: 0.5}}
     found = standings(values)
     verdicts = {each.entry: each.verdict for each in found}
     assert found[0].entry == "A"

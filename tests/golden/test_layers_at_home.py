@@ -251,7 +251,7 @@ def test_a_method_with_layers_at_home_keeps_what_it_refuses_already():
 
 
 @pytest.mark.parametrize("make", [
-    fedper, fedrep, lg_fedavg, lambda task: ft.transforms.at_home(ft.algorithms.ifca(task)),
+    fedper, fedrep, lg_fedavg, lambda task: ft.transforms.apply(ft.algorithms.ifca(task), ft.transforms.AtHome()),
 ])  # fmt: skip
 def test_a_model_of_one_layer_is_refused_in_one_line(make):
     with pytest.raises(FedtideError, match=r"found '(no layer|all layers)', allowed: some of them, because nothing"):
@@ -286,6 +286,6 @@ def test_what_a_client_forgets_is_measured_with_its_own_layers():
 
 
 def test_no_sum_is_robust_of_which_clients_take_their_part():
-    for change in (lambda made: ft.transforms.robust(made, Median(), 1), ft.transforms.trusted):
+    for transform in (ft.transforms.Robust(Median(), 1), ft.transforms.Trusted()):
         with pytest.raises(FedtideError, match="is not allowed with 'fedcurv', because clients take their own part"):
-            change(ft.algorithms.fedcurv(TWO))
+            ft.transforms.apply(ft.algorithms.fedcurv(TWO), transform)

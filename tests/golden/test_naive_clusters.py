@@ -201,12 +201,7 @@ def naive_feddrift(start, held, delta, eager):
 def test_feddrift(eager):
     held = stages([ONE, TWO, [1 - k for k in TWO]])
     algorithm = feddrift(
-        TASK,
-        LOCAL,
-        variant=Eager() if eager else Isolate(),
-        rounds_per_step=EVERY,
-        delta=0.1,
-        max_clusters=12,
+        TASK, LOCAL, variant=Eager() if eager else Isolate(), rounds_per_step=EVERY, delta=0.1, max_clusters=12
     )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
@@ -297,13 +292,7 @@ def naive_auxo(start, held, split_rounds, sketch, drawn):
 def test_auxo():
     held = stages([TWO, TWO, [1 - k for k in TWO]])
     algorithm = auxo(
-        TASK,
-        LOCAL,
-        split=AtRounds((3, 12)),
-        min_participants=2,
-        epsilon=0.0,
-        update_fraction=0.5,
-        cohort=Everyone(),
+        TASK, LOCAL, split=AtRounds((3, 12)), min_participants=2, epsilon=0.0, update_fraction=0.5, cohort=Everyone()
     )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])

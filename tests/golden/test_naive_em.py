@@ -46,10 +46,7 @@ def test_diagonal_posteriors():
     """N((0, 0), diag(1, 1)) and N((2, 0), diag(1, 4)): odds 2 : 1 at (1, 0), 2 e^-(4 - 1)/2 : 1 at (1, 2)."""
     mu, var, z = array([0, 0], [2, 0]), array([1, 1], [1, 4]), array([1, 0], [1, 2])
     odds = 2 * math.exp(-1.5)
-    near(
-        diagonal(z, mu, var, array(0.5, 0.5)),
-        [[2 / 3, 1 / 3], [odds / (1 + odds), 1 / (1 + odds)]],
-    )
+    near(diagonal(z, mu, var, array(0.5, 0.5)), [[2 / 3, 1 / 3], [odds / (1 + odds), 1 / (1 + odds)]])
     near(diagonal(z[:1], mu, var, array(1 / 3, 2 / 3)), [[0.5, 0.5]])
     near(em.diagonal_log_density(z[1], mu[1], var[1]), -0.5 - 0.5 - math.log(2) - math.log(2 * math.pi))
 
@@ -66,10 +63,7 @@ def test_full_posteriors():
 
 
 def test_posteriors_far_away_do_not_overflow():
-    near(
-        diagonal(array([1e4]), array([0.0], [1e3]), np.ones((2, 1)), array(0.5, 0.5)),
-        [[0, 1]],
-    )
+    near(diagonal(array([1e4]), array([0.0], [1e3]), np.ones((2, 1)), array(0.5, 0.5)), [[0, 1]])
 
 
 def test_features_are_projections_of_what_is_left_of_the_center():

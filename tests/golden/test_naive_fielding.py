@@ -45,9 +45,7 @@ DRIFT = ClusterDrift(
     samples=24,
 )
 TASK = Task(
-    lambda: nn.Linear(DIMS, CLASSES, bias=False),
-    dtype=torch.float64,
-    example=torch.zeros(1, DIMS, dtype=torch.float64),
+    lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64, example=torch.zeros(1, DIMS, dtype=torch.float64)
 )
 
 

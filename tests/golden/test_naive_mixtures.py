@@ -12,14 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.learn.features import principal
 from fedtide.runs.build import host_of
 from helpers.branchnet import as_numpy, close, close_params
-from helpers.naive_em import (
-    diagonal_log_density,
-    fedem_round,
-    fedgmm_round,
-    floored,
-    full_log_density,
-    pfedem_round,
-)
+from helpers.naive_em import diagonal_log_density, fedem_round, fedgmm_round, floored, full_log_density, pfedem_round
 from helpers.naive_runs import clients_of, copies_of
 from helpers.toys import played, toy
 
@@ -81,10 +74,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
     a0 = {"a0": 0.3} if update == "certainty" else {}
     run, space = run_of(
-        "pfedem",
-        {"local": local, "update": {"kind": update, **a0}, "normalize_by": divide},
-        model,
-        MemoryStore(None),
+        "pfedem", {"local": local, "update": {"kind": update, **a0}, "normalize_by": divide}, model, MemoryStore(None)
     )
     first = next(step for step in run.steps if step.moment.round == 0).received
     models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.spread.numpy(), first.pi.numpy()

@@ -28,10 +28,11 @@ from fedtide.fleets.liars import (
     with_liars,
 )
 from fedtide.laws import every
-from fedtide.laws.case import Case
+from fedtide.laws.case import Case, near
 from fedtide.learn import LocalTrainer
 from fedtide.transforms import Robust, Trusted, apply
 from fedtide.transforms.robust import Centered, Clipped, Krum, Median, Trimmed, combine, deal_buckets
+from fedtide.transforms.trusted import certainty, remember
 from helpers import quadratics
 from helpers.toys import played, toy
 
@@ -98,6 +99,12 @@ def test_the_weight_of_a_sum_follows_the_median_bucket_and_no_claim():
     )
 
 
+def test_krum_tells_near_vectors_apart_far_from_zero():
+    """Thirty vectors with a common mean of 1e4, which they are as near to as 1e-4."""
+    x = torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-4
+    assert torch.allclose(Krum(0.2)(x + 1e4) - 1e4, Krum(0.2)(x), atol=1e-9)
+
+
 def test_masks_refuse_buckets_that_they_do_not_open():
     secure = {"wire": {"secure": True, "fewest": 3}}
     with pytest.raises(
@@ -128,6 +135,13 @@ def test_liars_are_left_out_from_the_third_round_on():
         w += factor * (4 - w) / 2
         assert float(after_round.inner.weights.params["weight"]) == pytest.approx(w, abs=1e-6)
         assert facts["left_out"] == (m if factor == 1 else 0)
+
+
+def test_one_observation_proves_nothing():
+    """It is one standard deviation of itself off, whatever the last bit of a root says."""
+    seen = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sub(0.5).tolist()
+    trust = remember(torch.zeros(1000, 2), [torch.tensor([client]) for client in range(1000)], seen)
+    assert certainty(trust).tolist() == [1.0 if one > 0 else -1.0 for one in seen]
 
 
 def test_a_liar_alone_steps_no_further_than_the_others_did():
@@ -169,6 +183,44 @@ def test_attacks_by_hand(attack, expected):
     assert after(with_liars(FEDAVG, Liars(1.0, attack), torch.arange(2), 0), w=1.0) == pytest.approx(
         expected, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("rule", [Median(), Centered()])
+@pytest.mark.parametrize(("attack", "expected"), [(InnerProduct(0.5), 0.5), (LittleIsEnough(1.5), 2 - 1.5 * 0.75**0.5)])
+def test_liars_know_each_other_in_buckets_of_one_client(rule, attack, expected):
+    """Both send the same as above, and a robust sum of equal updates is that update."""
+    lying = with_liars(apply(FEDAVG, Robust(rule, bucket=1)), Liars(1.0, attack), torch.arange(2), 0)
+    assert after(lying, w=1.0) == pytest.approx(expected, abs=1e-12)
+
+
+def test_one_liar_alone_has_no_deviation_and_sends_its_update():
+    run = played(toy("fedavg"), rounds=1)
+    one = Liars(0.125, LittleIsEnough(1e3))
+    host = replace(run.host, algorithm=with_liars(run.host.algorithm, one, torch.arange(8), 0))
+    near(run.state, played(toy("fedavg"), host=host, rounds=1).state, "a deviation that is zero is none", 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["fesem", "cfl", "feroma"])
+def test_liars_also_lie_where_the_server_sees_each_update(name):
+    run = played(toy(name), rounds=1)
+    algorithm, shard = run.host.algorithm, run.fleet.population.shard(0, Moment(0, 1))
+    lying = with_liars(algorithm, Liars(1.0, SignFlip(3.0)), torch.arange(8), 0)
+    received = algorithm.options["task"].init(Rng(0)), None, shard, Moment(0, 1), Rng(0).at(0, 0, "train")
+    ours, theirs = (one.works["train"](*received).rows for one in (algorithm, lying))
+    assert torch.equal(theirs["update"], -3.0 * ours["update"])
+    assert theirs["weight"] == ours["weight"]
+
+
+def test_liars_who_know_each_other_send_one_update_where_each_is_seen():
+    """All lie, so all models of FeSEM's first round are one: that of the opposite step."""
+    run = played(toy("fesem"), rounds=1)
+    liars = with_liars(run.host.algorithm, Liars(1.0, InnerProduct(1.0)), torch.arange(8), 0)
+    one, other = played(toy("fesem"), host=replace(run.host, algorithm=liars), rounds=1).state.weights
+    before = run.steps[0].received.weights[0]
+    used = [model for model in (one, other) if not same(model, before)]
+    assert used
+    assert all(same(model, used[0]) for model in used)
+    assert not same(used[0], run.state.weights[0])
 
 
 def test_a_liar_flips_labels_and_nothing_else():

@@ -88,12 +88,7 @@ CLUSTERED = {
     "oracle": SHARED,
     "ifca": SHARED,
     "flexcfl": {**SHARED, "clusters": 3, "pretrain": 5, "migrate": None},
-    "auxo": {
-        **SHARED,
-        "split": {"kind": "rounds", "rounds": [1, 2]},
-        "min_participants": 2,
-        "epsilon": 0.3,
-    },
+    "auxo": {**SHARED, "split": {"kind": "rounds", "rounds": [1, 2]}, "min_participants": 2, "epsilon": 0.3},
     "cfl": {**SHARED, "split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0},
     "feddrift": {**SHARED, "rounds_per_step": 3, "delta": 0.0, "local": {"lr": 4.0, "batch_size": 0}},
 }
@@ -161,13 +156,13 @@ def test_a_layer_that_is_not_there_is_one_line_with_those_that_are(name):
 def test_a_model_of_one_layer_has_no_trunk_to_share():
     algorithm = ft.algorithms.ifca(ft.Task(lambda: torch.nn.Linear(4, 3)))
     with pytest.raises(FedtideError, match="found 'no layer', allowed: some of them, because nothing would be shared"):
-        ft.transforms.shared(algorithm)
+        ft.transforms.apply(algorithm, ft.transforms.Shared())
 
 
 def test_what_an_answer_keeps_is_what_its_prediction_is_made_with():
     """As without a shared trunk: the client's memory after the question, not the one before it."""
     task = ft.Task(lambda: ft.models.MLP((4,)).build((3,), 2))
-    shared = ft.transforms.shared(ft.algorithms.fedsoft(task))
+    shared = ft.transforms.apply(ft.algorithms.fedsoft(task), ft.transforms.Shared())
     before, after = {"u": torch.tensor([0.9, 0.1])}, {"u": torch.tensor([0.2, 0.8])}
     assert shared.as_served({}, before, Answer({}, memory=after))[1] is after
     assert shared.as_served({}, before, Answer({}))[1] is before

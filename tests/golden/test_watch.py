@@ -23,7 +23,6 @@ from fedtide.learn import LocalTrainer
 from fedtide.learn.target import NumberTarget
 from fedtide.runs.build import host_of
 from fedtide.transforms import Watch, apply
-from fedtide.transforms import watch as watching
 from fedtide.transforms.watch import as_window, count_rows, find_others, odd
 from fedtide.transforms.windows import (
     BINS,
@@ -434,7 +433,7 @@ def test_a_slot_of_other_clients_is_another_group():
 def test_a_method_without_classes_is_refused():
     numbers = ft.Task(lambda: ft.models.Linear().build((3,), 1), target=NumberTarget(0.0, 1.0, 0.0))
     with pytest.raises(FedtideError, match="'watch' is not allowed with 'fedavg', because it predicts no classes"):
-        watching(ft.algorithms.fedavg(numbers))
+        apply(ft.algorithms.fedavg(numbers), Watch())
 
 
 WATCHED = Case(lambda given=None, **changes: toy(

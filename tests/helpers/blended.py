@@ -98,10 +98,7 @@ def splitting(
     def predict(payload: State, memories, x: Tensor, owner: Tensor) -> Prediction:
         prediction = made.predict(payload.weights, memories, x, owner)
         found, joint = gamma(payload, x)
-        others = {
-            "global": prediction.told.argmax(1),
-            "class 0": torch.zeros(len(x), dtype=torch.int64),
-        }
+        others = {"global": prediction.told.argmax(1), "class 0": torch.zeros(len(x), dtype=torch.int64)}
         return Prediction(prediction.told, found.argmax(1), found, others, joint.logsumexp(1))
 
     return Algorithm("splitting", init, {"train": train}, round, lambda state, clients: (state, None), predict)

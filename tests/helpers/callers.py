@@ -18,15 +18,7 @@ from typing import Any, Self, TypeVar
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.grpc.line import Caller, Line, channel_to
-from fedtide.remote.grpc.stream_protocol import (
-    METHOD,
-    SCHEME,
-    Message,
-    claim_bytes,
-    library,
-    make_nonce,
-    next_message,
-)
+from fedtide.remote.grpc.stream_protocol import METHOD, SCHEME, Message, claim_bytes, library, make_nonce, next_message
 from fedtide.wire.keys import sign, spell_public
 from helpers.federation import Federation, until
 from helpers.processes import used

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import read
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.site.deploying import make_site
 from fedtide.site.node_process import node_command, write_settings
 from fedtide.site.parity import free_port
@@ -125,7 +125,7 @@ class Serving:
     def asks(self) -> list[dict[str, Any]]:
         """Return what the record says of each round that is over."""
         path = self.site.record / ASKS
-        return [line for line in read_rounds(self.site.record, ASKS) if line["round"] >= 0] if path.exists() else []
+        return [line for line in read_lines(self.site.record, ASKS) if line["round"] >= 0] if path.exists() else []
 
     def words(self, client: int) -> dict[int, list[str]]:
         """Return by round what became of a client's answers."""

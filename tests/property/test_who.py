@@ -114,8 +114,7 @@ def test_without_shift_a_group_expects_its_share_of_the_clients(sizes, time):
 # -- arrivals ---------------------------------------------------------------------------------------------------------
 
 whos = st.one_of(
-    st.builds(Always),
-    st.builds(periodic, curves, st.integers(1, 64).map(float), st.sampled_from([0.25, 1.0, 4.0])),
+    st.builds(Always), st.builds(periodic, curves, st.integers(1, 64).map(float), st.sampled_from([0.25, 1.0, 4.0]))
 )
 
 

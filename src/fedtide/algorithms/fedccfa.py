@@ -165,11 +165,7 @@ def fedccfa(
 
     predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
     algorithm = Algorithm("fedccfa", init, {"train": train, "keep": keep}, round, serve, predict)
-    traits: dict[str, Any] = {
-        "reveals": REVEALED,
-        "refuses": HEADS_STAY,
-        "keeps": 2,
-    }
+    traits: dict[str, Any] = {"reveals": REVEALED, "refuses": HEADS_STAY, "keeps": 2}
     return with_cohort(algorithm, cohort, task, local, forward={"train": 1, "keep": 0}, trained=trained, **traits)
 
 

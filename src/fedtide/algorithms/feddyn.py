@@ -51,10 +51,7 @@ class State:
 
 
 def feddyn(
-    task: Task,
-    local: LocalTrainer = LocalTrainer(),
-    alpha: Positive = 0.01,
-    cohort: Cohort = Arrivals(),
+    task: Task, local: LocalTrainer = LocalTrainer(), alpha: Positive = 0.01, cohort: Cohort = Arrivals()
 ) -> Algorithm[State]:
     """FedAvg with dynamic regularization.
 

@@ -41,18 +41,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Shard,
-    Weighted,
-    Weights,
-    mean,
-    shared_weights,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean, shared_weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import sub
 from fedtide.fields.types import NonNegative, Positive, StepCount
@@ -170,12 +159,7 @@ def fedpac(
 
     predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
     algorithm = Algorithm("fedpac", init, {"train": train, "keep": keep}, round, shared_weights, predict)
-    traits: dict[str, Any] = {
-        "reveals": REVEALED,
-        "sends": (Sent,),
-        "refuses": HEADS_STAY,
-        "keeps": 1,
-    }
+    traits: dict[str, Any] = {"reveals": REVEALED, "sends": (Sent,), "refuses": HEADS_STAY, "keeps": 1}
     return with_cohort(algorithm, cohort, task, local, forward={"train": 2, "keep": 0}, trained=trained, **traits)
 
 

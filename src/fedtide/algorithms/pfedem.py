@@ -175,12 +175,7 @@ def pfedem(
         z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
         flat, of_clients = posteriors(z, mu, var, even)[0], shares_of(memories, pi)[owner]
-        others = {
-            "posterior": gamma,
-            "uniform": flat,
-            "client": of_clients,
-            "global": pi.expand(len(z), -1),
-        }
+        others = {"posterior": gamma, "uniform": flat, "client": of_clients, "global": pi.expand(len(z), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
         reported = others if components > 1 else None
         return blend_branches(whole, join_models(models, WHOLE), x, shares, reported, joints.logsumexp(1))

@@ -97,7 +97,7 @@ def _read_told(folder: Path) -> tuple[int, int]:
     try:
         number, place = json.loads(path.read_text(encoding="utf-8"))
         return int(number), int(place)
-    except (*UNREADABLE, TypeError) as error:
+    except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({printable(error)}); remove it to tell all alarms again") from None
 
 

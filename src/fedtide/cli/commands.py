@@ -241,13 +241,7 @@ def resume(
 
 
 def forget(
-    folder: Path,
-    client: str,
-    /,
-    *,
-    out: Path | None = None,
-    workers: int | None = None,
-    output: Output = Output(),
+    folder: Path, client: str, /, *, out: Path | None = None, workers: int | None = None, output: Output = Output()
 ) -> int:
     """Command of `fedtide.forget`. Of a site it takes out a node with its clients, and sets the study back.
 

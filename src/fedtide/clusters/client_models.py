@@ -98,8 +98,6 @@ def train_apart(
     """Let each client train a model of its own place, and return what each of them trained.
 
     Args:
-        fleet: the clients.
-        state: the state.
         clients: (n,) the participants.
         models: the models to send.
         place: (n,) which of the models each participant receives.

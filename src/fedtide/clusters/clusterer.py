@@ -89,7 +89,6 @@ class KMeans:
         Args:
             x: (rows, d) float32 or float64, the rows in the order of their ids.
             distance: distance for assignment, starts, cost and silhouette; a joint one is rescaled.
-            rng: the key of all draws.
         """
         kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
         rows = unit(x) if kind == "cosine" else x
@@ -180,7 +179,6 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
     Args:
         x: (rows, d).
         labels: (labelings, rows) int64; unused numbers are no clusters.
-        kind: the distance.
 
     >>> x = torch.tensor([[0.0], [1.0], [4.0]])
     >>> silhouettes(x, torch.tensor([[0, 0, 1]]), "l1").tolist()
@@ -213,7 +211,6 @@ def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
     Args:
         x: (rows, d).
         k: number of clusters.
-        kind: the distance.
 
     >>> found = k_center(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), 3, "l1")
     >>> found.label.tolist(), found.centers.flatten().tolist()
@@ -400,7 +397,6 @@ def draw_seeds(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None
     Args:
         x: (rows, d).
         k: number of seeds.
-        rng: the key of the draw.
         weights: (rows,) weight of each row; None means 1.
     """
     draw = rng.numpy()

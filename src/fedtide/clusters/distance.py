@@ -68,7 +68,6 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
     Args:
         x: (rows, d) float32 or float64; non-negative for "js".
         centers: (K, d).
-        kind: the distance.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> between(x, torch.tensor([[0.0, 1.0]]), "l1").tolist()
@@ -117,7 +116,6 @@ def pairs(
         rows: (pairs,) int64.
         y: (others, d).
         others: (pairs,) int64.
-        kind: the distance.
         halves: for "js", those of the rows of x and y if known.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
@@ -355,7 +353,6 @@ def means(x: Tensor, label: Tensor, k: int, before: Tensor, kind: Distance = "l1
         label: (rows,) the cluster of each row.
         k: number of clusters.
         before: (k, d) the previous centers.
-        kind: the distance.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> means(x, torch.tensor([1, 1]), 2, x).tolist()

@@ -294,7 +294,6 @@ def cluster_by_sums(
         clustering: the range of K, starts, and the smallest silhouette.
         distance: the distance; the scales of a joint one are set anew.
         fewest: m.
-        rng: the key of all draws.
         now: the clusters so far, whose spread is compared.
     """
     most = CELLS * clustering.k_max if clustering.k_max > 1 else 1

@@ -20,7 +20,6 @@ def kmeans_for_each(x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n
     Args:
         x: (rows, d); unit vectors for "cosine".
         ks: the numbers of clusters, ascending, each at most the number of rows.
-        kind: the distance.
         rng: the key of the starts.
         n_init: number of starts.
     """
@@ -82,7 +81,6 @@ def lloyd(x: Tensor, centers: Tensor, kind: Distance, *, bound: Tensor | None = 
     Args:
         x: (rows, d); unit vectors for "cosine".
         centers: (starts, K, d).
-        kind: the distance.
         bound: (starts, K, rows) the metric from rows to centers, infinite for unused clusters, which come last. None
             means that all are used.
 

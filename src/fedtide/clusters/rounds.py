@@ -82,11 +82,9 @@ def train_clusters(
     """Run federated averaging inside each cluster: a round of "train", and a server step of every trained model.
 
     Args:
-        fleet: the clients.
         state: the state, with a model for each cluster.
         clients: the participants (clients,).
         cluster: the cluster of each participant (clients,).
-        server: the optimizer.
         cohort: the cohort that picked `clients`; it learns from the reply.
         reveal: further values revealed per client.
         totals: transforms a cluster's sums (None if it has none) before their mean is taken.
@@ -162,7 +160,6 @@ def refuse_equal_start(task: Task, models: int, otherwise: str = "", *, is_best_
 
     Args:
         task: the task, with or without initial weights.
-        models: number of models.
         otherwise: alternative that would tell them apart, for the message.
         is_best_chosen: whether clients train the best model alone. Then of adapters, which change nothing at first, all
             would choose the first for ever.
@@ -184,7 +181,6 @@ def pick_per_cluster(
     Args:
         cohort: the selection of participants.
         memo: the cohort's memo.
-        fleet: the clients.
         rng: the round's key.
         serve: models that clients would be evaluated with now.
         cluster: (registered,) the cluster of each client.
@@ -293,7 +289,6 @@ def step_models(
 
     Args:
         state: the state, with K models.
-        server: the optimizer.
         sums: sums of the updates of each model's members; None if there are none.
         normalize_by: divide a model's update by the weights of its members, or by those of all participants.
         everyone: total weight of all participants; None if each has trained one model, so that it is that of all

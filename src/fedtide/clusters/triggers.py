@@ -37,7 +37,6 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     Args:
         centers: (K, d).
         filled: (K,) bool, mask of clusters with members.
-        kind: the distance.
 
     >>> centers = torch.tensor([[0.0], [2.0]])
     >>> theta(centers, torch.tensor([True, True]), "l1"), theta(centers, torch.tensor([True, False]), "l1")
@@ -79,7 +78,6 @@ def event_of(
         filled: (K,) bool, mask of clusters with members.
         x: (rows, d) the reports.
         label: (rows,) int64.
-        kind: the distance.
         anew: returns the labels (rows,) of a clustering of all clients.
     """
 

@@ -73,8 +73,6 @@ def build_asynchronous(
     Args:
         name: of the method.
         task: model and loss.
-        local: local training.
-        server: server optimizer.
         cohort: selection of clients that begin; its size is the number of those in flight.
         weighting: weight of a client.
         buffer: answers per server step; all clients in flight if there are fewer.

@@ -139,8 +139,6 @@ def build_method(
     Args:
         name: of the method.
         task: model and loss.
-        local: local training.
-        server: server optimizer.
         cohort: selection of the participants.
         train: the question "train".
         step: as of `play_rounds`; None takes the server's step along the mean of the leaf "delta".
@@ -175,7 +173,6 @@ def collect_before(
     """Put rounds of the question "collect" before round 0.
 
     Args:
-        algorithm: the method.
         cohort: selection of the participants.
         collect: the question.
         rounds: number of these rounds.
@@ -202,7 +199,6 @@ def take_part(
 
     Args:
         cohort: the selection of participants.
-        fleet: the clients.
         state: the state, with the memo of `cohort`.
         rng: the round's key.
         serve: of the algorithm, for cohorts that ask for losses.
@@ -214,14 +210,7 @@ def take_part(
 
 
 def ask_to_train(
-    cohort: Picking,
-    fleet: Fleet,
-    state: P,
-    clients: Tensor,
-    payload: Any,
-    *,
-    reveal: Sequence[str] = (),
-    **bounds: Any,
+    cohort: Picking, fleet: Fleet, state: P, clients: Tensor, payload: Any, *, reveal: Sequence[str] = (), **bounds: Any
 ) -> tuple[P, Reply]:
     """Ask given clients to train, and let the cohort learn; `bounds` are further arguments of `fleet.ask`."""
     reply = fleet.ask("train", clients, payload, reveal=(*reveal, *cohort.reveals), **bounds)

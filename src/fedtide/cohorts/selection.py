@@ -103,7 +103,6 @@ class Picking(Protocol):
 
         Args:
             memo: the cohort's memo.
-            fleet: the clients.
             rng: the round's key.
             serve: models that clients would be evaluated with now; None if there is no model yet.
             among: ids to choose from, sorted, for one cluster of several; None means all reachable clients.

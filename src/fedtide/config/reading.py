@@ -48,7 +48,6 @@ def read(
     """Read an experiment from a TOML file.
 
     Args:
-        path: the file.
         scale: "nano", "cpu" or "paper", for files that have `[scale.<name>]` tables; by default "cpu" if there is one.
         sets: overrides `key=value`, e.g. "data.partition.alpha=0.1"; the value is TOML, or else a string.
         timed: whether methods take missing values of the rhythm from the shift; False if values that the rhythm

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from os.path import isfile
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
@@ -89,6 +90,11 @@ class Data(Strict):
     transforms: tuple[Step, ...] = ()
     seed: Whole | None = None
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
+
+    @property
+    def folder(self) -> Path | None:
+        """The data directory; None if there is none."""
+        return Path(self.directory) if self.directory else None
 
 
 class Method(Strict):
@@ -445,9 +451,7 @@ class Experiment(Strict):
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
     metrics: tuple[
         Annotated[
-            MacroF1 | AUC | Perplexity | BitsPerByte | OwnMetric,
-            Field(discriminator="kind"),
-            BeforeValidator(_metric),
+            MacroF1 | AUC | Perplexity | BitsPerByte | OwnMetric, Field(discriminator="kind"), BeforeValidator(_metric)
         ],
         ...,
     ] = ()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from fedtide.core.errors import FedtideError, nearest, shown, unknown
+from fedtide.core.errors import nearest, shown, uninstalled, unknown
 from fedtide.fields.shapes import bare, fields_of, tags, tags_of
 from fedtide.fields.types import (
     Count,
@@ -195,7 +195,7 @@ def read_tracker(text: str) -> Track:
 def check_installed(track: Track) -> None:
     """Raise a `FedtideError` with the command that installs a tracker's library if it is not installed."""
     if find_spec(track.kind) is None:
-        raise FedtideError(f'track.kind: "{track.kind}" needs its library; pip install "fedtide[track]"')
+        raise uninstalled(f'track.kind: "{track.kind}" needs its library', "track")
 
 
 # -- [wire] ------------------------------------------------------------------------------------------------------------

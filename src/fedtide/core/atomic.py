@@ -28,7 +28,6 @@ def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None
     """Raise if a file that is to be written would take the place of another one, or if its folder is missing.
 
     Args:
-        out: the file.
         mark: bytes at the beginning of files that may be replaced, because we made them; b"" for none.
         marked: the file with the mark, which is written beside `out`; None for `out` itself.
     """

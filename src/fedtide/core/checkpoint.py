@@ -34,8 +34,8 @@ ABOUT = "checkpoint.json"
 OWN = re.compile("|".join([*map(re.escape, (*FILES, ABOUT)), codec.UNFINISHED]))
 """Names of the files in a checkpoint: the only ones that are removed with it."""
 
-FORMAT, UNKEPT = 3, 2
-"""The version of what is written, and the one before, without kept models, which is read, too."""
+FORMAT = 3
+"""The version of what is written and read."""
 
 EARLIER = 50
 """Number of earlier checkpoints whose marks a checkpoint keeps, to tell how far damaged records are whole."""
@@ -260,7 +260,7 @@ def _about(folder: Path) -> About:
         version, claimed = read["format"], read.pop("sum", None)
     except (OSError, *UNREADABLE) as error:
         raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
-    if version not in (FORMAT, UNKEPT):
+    if version != FORMAT:
         raise refused(f"{path}: format", version, str(FORMAT), "it was written by another version")
     try:
         if claimed != _sum(read):
@@ -275,8 +275,8 @@ def _about(folder: Path) -> About:
             tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
             str(read["device"]),
-            tuple(map(int, read["kept"] if version == FORMAT else ())),
-            tuple(map(dict, read.get("files", ()))),  # earlier ones have none
+            tuple(map(int, read["kept"])),
+            tuple(map(dict, read["files"])),
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

@@ -216,7 +216,6 @@ def from_bytes(data: bytes | memoryview, classes: Mapping[str, type] | None = No
     """The tree that `to_bytes` was given.
 
     Args:
-        data: the bytes.
         classes: allowed dataclasses by "module:qualname", for bytes of a stranger; None for bytes of this program.
     """
     start = 8 + int.from_bytes(data[:8], "little")
@@ -294,7 +293,6 @@ def decode_message(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
     Only classes of a short list are built, and a message takes at most a small multiple of its bytes.
 
     Args:
-        data: the bytes.
         classes: dataclasses that may be in the tree.
 
     Raises:

@@ -69,6 +69,17 @@ def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:
     return FedtideError(f"{key}: found {shown(value)}{reason} allowed: {allowed}")
 
 
+def uninstalled(need: str, extra: str) -> FedtideError:
+    """The error of a library that is not installed, with the command that installs it.
+
+    >>> raise uninstalled("fedtide tune: the search needs Optuna", "tune")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: fedtide tune: the search needs Optuna; pip install "fedtide[tune]"
+    """
+    return FedtideError(f'{need}; pip install "fedtide[{extra}]"')
+
+
 def unknown(
     key: str, name: str, choices: Sequence[str], meant: Sequence[str] = (), *, quoted: bool = False
 ) -> FedtideError:

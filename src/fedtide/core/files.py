@@ -15,7 +15,6 @@ def check_file(path: Path, allowed: str = "a file") -> None:
     """Raise unless a path names a file.
 
     Args:
-        path: the path.
         allowed: the wanted file, in words.
 
     Raises:

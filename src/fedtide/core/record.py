@@ -210,7 +210,7 @@ def run_lock(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
 
 def stopped_after(folder: Path) -> int | None:
     """After how many rounds a run ended as it was good enough; None if it did not."""
-    lines = read_rounds(folder)
+    lines = read_lines(folder)
     last = lines[-1] if lines else None
     return int(last["round"]) + 1 if isinstance(last, dict) and STOPPED in last else None
 
@@ -222,12 +222,12 @@ def rolled_back(folder: Path) -> dict[int, int]:
         FedtideError: the file of rollbacks is damaged.
     """
     try:
-        return {int(line["after"]): int(line["to"]) for line in read_rounds(folder, ROLLBACKS)}
+        return {int(line["after"]): int(line["to"]) for line in read_lines(folder, ROLLBACKS)}
     except UNREADABLE as error:
         raise FedtideError(f"{folder / ROLLBACKS}: damaged ({error})") from None
 
 
-def read_rounds(
+def read_lines(
     folder: Path, name: str = "rounds.jsonl", read: Callable[[Any], Any] = lambda line: line
 ) -> list[dict[str, Any]]:
     """Every whole line of a run's `rounds.jsonl`, or of another file of lines; a last one without its end is left out.

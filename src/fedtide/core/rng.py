@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +48,10 @@ class Rng:
         return np.random.Generator(np.random.PCG64(self.number))
 
 
-def draw_some(rows: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+Rows = TypeVar("Rows", Tensor, np.ndarray)
+
+
+def draw_some(rows: Rows, at_most: int | None, rng: Rng) -> Rows:
     """Draw at most `at_most` rows without replacement, such as ids, and keep their order; None takes all.
 
     >>> draw_some(torch.tensor([4, 7, 9]), 2, Rng(0)).tolist()
@@ -55,4 +59,4 @@ def draw_some(rows: Tensor, at_most: int | None, rng: Rng) -> Tensor:
     """
     if at_most is None or len(rows) <= at_most:
         return rows
-    return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), at_most, replace=False)))]
+    return rows[np.sort(rng.numpy().choice(len(rows), at_most, replace=False))]

@@ -667,7 +667,6 @@ def allocate(
         supers: the labels of each super-class.
         wanted: number of rows of each client.
         left: (labels,) remaining rows; lowered in place.
-        draw: the generator of the draws.
 
     Returns:
         Counts (clients, labels).
@@ -727,10 +726,8 @@ class ByGroup(Dealing):
 
 
 Partition = Annotated[
-    IID | DirichletClass | Dirichlet | Pachinko | LabelShards | LabelsInOrder | Majority | Resample | Natural
-    | Rotation | ByGroup | Saved | Python,
-    Field(discriminator="kind"),
-]  # fmt: skip
+    OnePartition | Resample | Natural | Rotation | ByGroup | Saved | Python, Field(discriminator="kind")
+]
 
 
 def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:

@@ -75,7 +75,6 @@ def draw_label_shares(counts: np.ndarray, clients: int, names: Sequence[str]) ->
 
     Args:
         counts: (clients, classes) rows of the drawn clients.
-        clients: number of all clients.
         names: names of the classes; empty if classes are numbers.
     """
     counts = counts[counts.sum(axis=1) > 0]

@@ -9,7 +9,7 @@ from html import escape
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-from fedtide.core.errors import FedtideError, unknown
+from fedtide.core.errors import uninstalled, unknown
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def frame(rows: Sequence[Mapping[str, Any]], library: Library | None = None) -> 
         except ImportError:
             continue
         return module.DataFrame(columns)
-    raise FedtideError(f'a data frame needs {library or "pandas or polars"}; pip install "fedtide[frames]"')
+    raise uninstalled(f"a data frame needs {library or 'pandas or polars'}", "frames")
 
 
 def is_cell(value: Any) -> bool:

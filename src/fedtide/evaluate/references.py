@@ -27,7 +27,7 @@ FITS = 20
 """Moments of a run at which a tree is fitted anew, if rows arrive."""
 MISSING = {
     "last_label": "not computed, because rows have no time",
-    "tree": "not computed, because it needs scikit-learn: pip install 'fedtide[trees]'",
+    "tree": 'not computed, because it needs scikit-learn; pip install "fedtide[trees]"',
 }
 """Notes on references without a score."""
 

@@ -57,7 +57,6 @@ def check_visible(text: str, *, lines: bool = False) -> str:
     r"""Return a text; raise for one with control characters.
 
     Args:
-        text: the text.
         lines: whether it may have several lines and characters that cannot be seen, as names of columns do.
 
     >>> check_visible("two\nlines")
@@ -95,6 +94,9 @@ Different = AfterValidator(_different)
 
 Distinct = AfterValidator(_distinct)
 """Mark of a list of one value or more, without repetition."""
+
+Unbracketed = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+"""Mark of a list of texts in which a single one may be written without brackets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +330,6 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     Args:
         name: of the function, for messages.
         model: its arguments, with defaults.
-        arguments: the arguments.
 
     Raises:
         FedtideError: one of them will not do.

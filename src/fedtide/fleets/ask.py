@@ -94,7 +94,6 @@ def check_ask(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
     """Raise on an ask that no fleet of real clients could answer.
 
     Args:
-        ask: the question.
         registered: clients are 0 to `registered` - 1.
         reveals: what the server may see per client; None allows all.
     """

@@ -61,7 +61,6 @@ class Host:
         """Run one question on a block of clients, and add their answers up.
 
         Args:
-            ask: the question.
             payload: what they receive.
             answers: yields clients with their answers, each of which is added before the next is made; None is one
                 client after the other.

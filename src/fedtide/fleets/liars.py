@@ -14,14 +14,17 @@ m and s are mean and deviation of the honest updates of all liars of the round, 
 
 Choices:
     - ours: liars are drawn once for a whole run, among all clients that can be asked.
-    - ours: liars lie about updates of models in training. Counts, losses, weights and other questions are honest.
+    - ours: liars lie about updates of models in training: in sums, and where the server sees the update of a client
+      by itself. Counts, losses, weights, heads, sketches, profiles and other questions are honest.
     - ours: what a liar keeps, and how it is evaluated, is that of its honest training. But "label-flip" and
       "backdoor" keep what they trained.
     - ours: the mark of a backdoor is a corner of a picture, as in BadNets (Gu et al., 2017), of value 1. Of other rows
       it is the last numbers. A liar draws anew in each round which of its rows it marks.
     - ours: under a backdoor all test rows are also predicted with the mark, with the labels that they have.
     - ours: deviations are those of a population. With one liar it is zero.
-    - ours: what liars tell each other is in the bytes of a round, and takes no time.
+    - ours: liars that received the same model tell each other their updates, in whichever sums these are.
+    - ours: what liars tell each other is in the bytes of a round, and takes no time. It is of their whole work, also if
+      their devices do only a part.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -64,6 +67,8 @@ MARKED = "marked"
 """Name of predictions of rows with the mark of a backdoor."""
 PLAN = "plan"
 """The question by which liars tell each other their honest updates."""
+UPDATE = "update"
+"""Name of the whole update of a client in what a method reveals of it."""
 
 
 @ingredient
@@ -264,7 +269,7 @@ def with_liars(algorithm: Algorithm, liars: Liars, clients: Tensor, seed: int) -
         if answer is None or isinstance(attack, LabelFlip):
             return answer
         plans = (message.updates, message.squares) if liars.collude else ()
-        return replace(answer, total=change_updates(attack.lie, answer.total, *plans))
+        return with_updates(answer, change_updates(attack.lie, updates_in(answer), *plans))
 
     dishonest = replace(algorithm, works={**algorithm.works, "train": train})
     return with_plans(dishonest, honest, lying) if liars.collude else dishonest
@@ -331,24 +336,43 @@ def with_plans(algorithm: Algorithm, honest: Work, lying: Collection[int]) -> Al
         answer = yield from stepwise(honest, payload, memory, shard, moment, key)
         if answer is None:
             return None
-        squares = change_updates(lambda d: map_leaves(torch.square, d), answer.total)
-        return Answer({"updates": answer.total, "squares": squares})
+        updates = updates_in(answer)
+        squares = change_updates(lambda d: map_leaves(lambda leaf: leaf.double().square(), d), updates)
+        return Answer({"updates": updates, "squares": squares})
 
     def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
         def ask(clients: Tensor, payload: Any, **options: Any) -> Reply:
-            where: Any = {key: options[key] for key in ("slot", "slots") if key in options}
-            total = fleet.ask(PLAN, clients, payload, passes=0.0, **where).total
-            if options.get("slot") is None:
-                message: Any = WithPlans(payload, **(total or {}))
-            else:
-                totals = [None] * len(payload) if total is None else total
-                message = [WithPlans(sent, **(part or {})) for sent, part in zip(payload, totals, strict=True)]
+            if (slot := options.get("slot")) is None:
+                total = fleet.ask(PLAN, clients, payload, passes=0.0).total
+                return fleet.ask("train", clients, WithPlans(payload, **(total or {})), **options)
+            models = list({id(sent): sent for sent in payload}.values())
+            number = {id(model): k for k, model in enumerate(models)}
+            model_of = torch.tensor([number[id(sent)] for sent in payload])
+            total = fleet.ask(PLAN, clients, models, passes=0.0, slot=model_of[slot], slots=len(models)).total
+            plans = [{}] * len(models) if total is None else [part or {} for part in total]
+            message = [WithPlans(sent, **plans[k]) for sent, k in zip(payload, model_of.tolist(), strict=True)]
             return fleet.ask("train", clients, message, **options)
 
         return algorithm.round(state, Through(fleet, ask), rng)  # type: ignore[arg-type]
 
     traits = replace(algorithm.traits, sends=(*algorithm.traits.sends, WithPlans, Sum))
     return replace(algorithm, works={**algorithm.works, PLAN: plan}, round=round, traits=traits)
+
+
+def updates_in(answer: Answer) -> Tree:
+    """Return the sums of a client, and the update that the server sees by itself as one more, if there is one."""
+    if UPDATE not in answer.rows:
+        return answer.total
+    weight = float(answer.rows.get("weight", 1.0))
+    return {**answer.total, UPDATE: Weighted(Weights({UPDATE: answer.rows[UPDATE]}), weight)}
+
+
+def with_updates(answer: Answer, updates: Tree) -> Answer:
+    """Return an answer with other updates, of the form that `updates_in` gives."""
+    if UPDATE not in answer.rows:
+        return replace(answer, total=updates)
+    total = {name: part for name, part in updates.items() if name != UPDATE}
+    return replace(answer, total=total, rows={**answer.rows, UPDATE: updates[UPDATE].value.params[UPDATE]})
 
 
 def change_updates(change: Callable[..., Weights], total: Tree, *plans: Tree) -> Tree:

@@ -25,7 +25,7 @@ import torch
 
 from fedtide._version import installed
 from fedtide.core import codec
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, uninstalled
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import STOP, Batch, Channel, Member, Processes, SharedRef, error_message, own_function
 from fedtide.fleets.this_machine import Scratch, cores, search_path
@@ -48,7 +48,7 @@ def check_address(address: str | None) -> None:
     Ray itself tries to reach a dead address for two minutes, and then ends the process that asks.
     """
     if find_spec("ray") is None:
-        raise FedtideError('fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"')
+        raise uninstalled('fleet.kind: "ray" needs Ray', "ray")
     if address is None or address == "auto":
         return
     host, _, port = address.rpartition(":")

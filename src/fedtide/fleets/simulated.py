@@ -386,10 +386,7 @@ class SimulatedFleet:
         failed: dict[str, list[int]] = {}
         if not len(reply.clients) and not done.unopened:
             able = ask.clients[race.counts & (race.rows > 0)].tolist()
-            failed = {
-                NOT_FINITE: done.refused,
-                ABSTAINED: [client for client in able if client not in done.refused],
-            }
+            failed = {NOT_FINITE: done.refused, ABSTAINED: [client for client in able if client not in done.refused]}
         query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, sent, failed)
         self.queries.append(query)
         self.spent_on[ask.question] = self.spent_on.get(ask.question, Cost()) + reply.cost

@@ -40,19 +40,7 @@ import torch
 from scipy.special import chdtri
 from torch import Tensor
 
-from fedtide.core.base import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Prediction,
-    Shard,
-    Sum,
-    Traits,
-    Weighted,
-)
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Prediction, Shard, Sum, Traits, Weighted
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count
 from fedtide.inspection.answers import DISTANCE, QUESTIONS, UNEVEN, Answers, Finding, Level, Question, level_of, percent

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from fedtide.clusters.clusterer import distances, draw_seeds, kmeans_from
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.inspection import shares
 from fedtide.inspection.linear import Ahead, Explained, explain, judge_ahead, means_by, split_rows
 from fedtide.inspection.shares import Against, against, count_by, draw_shuffles, mean_distance
@@ -98,11 +98,6 @@ class Sample:
         place[self.members] = np.arange(len(self.members))
         rows = draw_some(np.flatnonzero(place[self.client] >= 0), MODELED, self.rng.at("members"))
         return rows, place[self.client[rows]]
-
-
-def draw_some(rows: np.ndarray, most: int, rng: Rng) -> np.ndarray:
-    """Return at most so many of some rows, drawn at random, in their order."""
-    return rows if len(rows) <= most else np.sort(rng.numpy().choice(rows, most, replace=False))
 
 
 def sample(table: Table, seed: int = 0) -> Sample:
@@ -464,12 +459,7 @@ def changes_of(
 
 
 def changed_meaning(
-    rows: Sample,
-    slot: np.ndarray,
-    slots: int,
-    clients: Clients | None,
-    rng: Rng,
-    turns: Sequence[np.ndarray] = (),
+    rows: Sample, slot: np.ndarray, slots: int, clients: Clients | None, rng: Rng, turns: Sequence[np.ndarray] = ()
 ) -> tuple[float, np.ndarray]:
     """Return how far the labels of the same input differ between slots for the same clients, and each slot's group.
 

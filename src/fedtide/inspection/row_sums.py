@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from fedtide.clusters.clusterer import distances
 from fedtide.core.base import Shard
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.inspection.linear import means_by
 from fedtide.inspection.questions import CYCLES, LEAST, WIDTH, local_slots, waves
 from fedtide.inspection.shares import SHUFFLES, count_by
@@ -60,9 +61,7 @@ class ClientRows:
 
 def drawn_rows(rows: int, seed: int) -> np.ndarray:
     """Return the places of the rows that are looked at, the same in every question."""
-    if rows <= ROWS:
-        return np.arange(rows)
-    return np.sort(Rng(seed).at("rows", rows).numpy().choice(rows, ROWS, replace=False))
+    return draw_some(np.arange(rows), ROWS, Rng(seed).at("rows", rows))
 
 
 def plain_features(shard: Shard, picked: np.ndarray, seed: int) -> np.ndarray:
@@ -460,6 +459,5 @@ def mixed_errors(z: np.ndarray, t: np.ndarray, models: Asked, prefix: str) -> np
     """Return the error of each row by models mixed by the probability of their groups, told from features."""
     weights = torch.stack(list(models[f"{prefix}weights"])).numpy()
     score = z[:, :-1] @ models[f"{prefix}rule"].numpy() + models[f"{prefix}constant"].numpy()
-    likely = np.exp(score - score.max(1, keepdims=True))
-    likely = (likely / likely.sum(1, keepdims=True)).reshape(len(z), len(weights), -1).sum(2)
+    likely = softmax(score, 1).reshape(len(z), len(weights), -1).sum(2)
     return ((np.einsum("rk,rd,kdo->ro", likely, z, weights, optimize=True) - t) ** 2).sum(1)

@@ -378,7 +378,6 @@ def _described(table: Table, rows: int, left: Mapping[str, str], unit: str = "",
 
     Args:
         table: of the rows in which nothing is missing.
-        rows: all rows.
         left: names of columns that were left out, with the reasons.
         unit: of times.
         guessed: remark on a label that was guessed.

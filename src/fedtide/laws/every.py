@@ -460,7 +460,6 @@ def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
     """Return a host whose clients hold other training rows.
 
     Args:
-        host: a host.
         lists: numbers of the training rows of each client.
         rows: columns of the data set to replace, `x` or `y`.
     """

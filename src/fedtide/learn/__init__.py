@@ -6,15 +6,7 @@
 """
 
 from fedtide.learn.by_batch import ModelByBatch, mean_loss
-from fedtide.learn.local import (
-    Augment,
-    Fitted,
-    Flip,
-    LocalTrainer,
-    LocalUpdate,
-    RandomCrop,
-    training_cost,
-)
+from fedtide.learn.local import Augment, Fitted, Flip, LocalTrainer, LocalUpdate, RandomCrop, training_cost
 from fedtide.learn.server import KERAS, SGD, Server, step_server
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train, local_update, mean_losses
 from fedtide.learn.task import Task, refuse_without_likelihood

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator
 from torch import Tensor, nn
 
 from fedtide.core.base import Moment, Shard, Weights
@@ -12,7 +11,7 @@ from fedtide.core.errors import refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.weights import layers_of
-from fedtide.fields.types import Distinct
+from fedtide.fields.types import Distinct, Unbracketed
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Train
 from fedtide.learn.task import Task
@@ -27,9 +26,7 @@ NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNo
 IsIn = Callable[[str], bool]
 """Tells whether a parameter or a running statistic, by name, is in some layers."""
 
-Layers = Annotated[
-    tuple[str, ...], Distinct, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-]
+Layers = Annotated[tuple[str, ...], Distinct, Unbracketed]
 """Layers of a model: "head", "trunk", "norm", "all", or names."""
 
 
@@ -37,7 +34,6 @@ def match_layers(task: Task, layers: Sequence[str], key: str, *, whole: bool = T
     """Return the predicate of what is in some layers of a task's model.
 
     Args:
-        task: the task.
         layers: "head" for the last layer (`last_layer`), "trunk" for all others, "norm" for those that normalize,
             "all", or names.
         key: where they are written, for errors.
@@ -139,7 +135,6 @@ def check_trunk(task: Task, method: str) -> None:
     """Raise if the last layer of a task's model is the only one, so that there is no trunk to train.
 
     Args:
-        task: the task.
         method: name of the method, for the error.
     """
     if all(map(in_last_layer(task), task.scratch.names)):
@@ -163,7 +158,6 @@ def last_layers(task: Task, count: int, key: str) -> list[str]:
     """Return the names of the parameters of the last layers of a task's model, in their order.
 
     Args:
-        task: the task.
         count: number of layers.
         key: where it is written, for errors.
 

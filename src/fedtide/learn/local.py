@@ -253,20 +253,11 @@ class LocalTrainer:
             raise ValueError(f"momentum belongs to optimizer = 'sgd', not to '{self.optimizer}'")
 
     def __call__(
-        self,
-        task: Task,
-        loss: Loss,
-        weights: Weights,
-        shard: Shard,
-        moment: Moment,
-        rng: Rng,
-        *,
-        term: Terms = None,
+        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, *, term: Terms = None
     ) -> Fitted:
         """Train from `weights` on `shard`.
 
         Args:
-            task: the model.
             loss: the loss to minimize (the task's own, or one made for this client).
             weights: the initial weights; left unchanged.
             shard: the client's samples; without samples there is no step.
@@ -278,14 +269,7 @@ class LocalTrainer:
         return fitted
 
     def iter_epochs(
-        self,
-        task: Task,
-        loss: Loss,
-        weights: Weights,
-        shard: Shard,
-        moment: Moment,
-        rng: Rng,
-        term: Terms = None,
+        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, term: Terms = None
     ) -> Iterator[Fitted]:
         """Train like `__call__`, and yield the result so far after each epoch, and at the end.
 
@@ -337,7 +321,6 @@ class LocalTrainer:
         """Return the mini-batches of local training in their order, for methods that take steps of their own.
 
         Args:
-            task: the model.
             loss: the loss of the steps.
             shard: the client's samples.
             moment: the time, for clients that do only a part of their work.
@@ -430,7 +413,6 @@ class LocalTrainer:
         """Yield the shuffled positions of the rows and the batch sizes of each epoch.
 
         Args:
-            rows: number of rows.
             generator: draws the shuffles.
             smallest: batches of fewer rows are left out.
 

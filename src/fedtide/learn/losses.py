@@ -531,4 +531,4 @@ class Blended:
         """Return the loss of every label, in the shape of `y`, of one of several clients."""
         prepared, q = shared
         losses = torch.stack([self.base.each(z, y, prepared) for z in outputs[0]], -1)
-        return (q.to(losses.dtype).reshape(len(y), *[1] * (y.dim() - 1), -1) * losses).sum(-1)
+        return (q.to(losses.dtype).reshape(len(y), *[1] * (losses.dim() - 2), -1) * losses).sum(-1)

@@ -243,13 +243,7 @@ class Losses:
 
 
 def local_update(
-    task: Task,
-    local: LocalTrainer,
-    variant: LocalUpdate,
-    weights: Weights,
-    shard: Shard,
-    moment: Moment,
-    rng: Rng,
+    task: Task, local: LocalTrainer, variant: LocalUpdate, weights: Weights, shard: Shard, moment: Moment, rng: Rng
 ) -> Steps[tuple[Weights, float] | None]:
     """Return a client's update and its training loss, by local training or by one gradient; None without a step."""
     if variant == "gradient":

@@ -154,7 +154,6 @@ class Task:
         """Run the task's module on prepared `inputs`, on its device: the only place where it is called.
 
         Args:
-            module: the module.
             x: samples (rows, ...).
             features: return the features (rows, d) alone; the module is a branched one.
         """
@@ -296,7 +295,6 @@ class Task:
 
         Args:
             weights: the point of the gradient.
-            shard: the samples.
             train: in training mode, as a client's own steps. Else in evaluation mode, which is deterministic: without
                 dropout, with fixed running statistics.
             names: parameters whose gradient is wanted; None for all.
@@ -423,7 +421,6 @@ def example_of(task: Task, purpose: str) -> Tensor:
     """Return the task's example sample (1, ...); refuse a task without one.
 
     Args:
-        task: the task.
         purpose: what needs to know how samples look, for the message.
     """
     if task.example is None:
@@ -471,7 +468,6 @@ def refuse_numbers(task: Task, key: str, value: Any, why: str, allowed: str = "a
     """Refuse a target that has no classes.
 
     Args:
-        task: the task.
         key: key of what needs classes.
         value: what stands there.
         why: the reason.

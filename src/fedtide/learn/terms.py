@@ -85,8 +85,12 @@ class Proximal:
 class ProximalTo:
     """The gradient of (mu/2) * ||v - a||^2, a pull towards parameters other than the received ones (Ditto).
 
+    If several clients are trained at once, anchors are (clients, ...), and those that take the step come first.
+
     >>> ProximalTo(0.5, [torch.tensor([1.0])])([torch.tensor([3.0])], [torch.tensor([9.0])])
     [tensor([1.])]
+    >>> ProximalTo(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
+    [tensor([[1.]])]
     """
 
     mu: float
@@ -99,27 +103,11 @@ class ProximalTo:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return mu * (v - a)."""
-        return Proximal(self.mu)(now, [leaf.to(value.device) for leaf, value in zip(self.anchor, now, strict=True)])
+        return Proximal(self.mu)(now, _of_step(self.anchor, now))
 
-    def stacked(self, terms: Sequence["ProximalTo"], layout: Layout) -> "StackedProximalTo":
+    def stacked(self, terms: Sequence["ProximalTo"], layout: Layout) -> "ProximalTo":
         """Return the term of several clients that are trained at once, which have the same `mu`."""
-        return StackedProximalTo(self.mu, _side_by_side([layout(term.anchor) for term in terms]))
-
-
-@dataclass(frozen=True)
-class StackedProximalTo:
-    """The pulls of several clients towards anchors (clients, ...).
-
-    >>> StackedProximalTo(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
-    [tensor([[1.]])]
-    """
-
-    mu: float
-    anchor: list[Tensor]
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the pulls of the clients that take the step, which come first."""
-        return Proximal(self.mu)(now, _cut(self.anchor, now))
+        return ProximalTo(self.mu, _side_by_side([layout(term.anchor) for term in terms]))
 
 
 @dataclass(frozen=True)
@@ -139,26 +127,11 @@ class Correction:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""
-        return [leaf.to(value.device) for leaf, value in zip(self.by, now, strict=True)]
+        return _of_step(self.by, now)
 
-    def stacked(self, terms: Sequence["Correction"], layout: Layout) -> "StackedCorrection":
+    def stacked(self, terms: Sequence["Correction"], layout: Layout) -> "Correction":
         """Return the term of several clients that are trained at once."""
-        return StackedCorrection(_side_by_side([layout(term.by) for term in terms]))
-
-
-@dataclass(frozen=True)
-class StackedCorrection:
-    """The corrections of several clients (clients, ...).
-
-    >>> StackedCorrection([torch.tensor([[1.0], [2.0]])])([torch.zeros(1, 1)], [])
-    [tensor([[1.]])]
-    """
-
-    by: list[Tensor]
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the corrections of the clients that take the step, which come first."""
-        return _cut(self.by, now)
+        return Correction(_side_by_side([layout(term.by) for term in terms]))
 
 
 @dataclass(frozen=True)
@@ -183,36 +156,20 @@ class Curvature:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return F v + b."""
-        return list(torch._foreach_addcmul(self.offset, self.fisher, now))
+        return list(torch._foreach_addcmul(_of_step(self.offset, now), _of_step(self.fisher, now), now))
 
-    def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "StackedCurvature":
+    def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "Curvature":
         """Return the term of several clients that are trained at once."""
         fisher, offset = (_side_by_side([layout(part) for part in parts]) for parts in (
             [term.fisher for term in terms], [term.offset for term in terms],
         ))  # fmt: skip
-        return StackedCurvature(fisher, offset)
+        return Curvature(fisher, offset)
 
 
-@dataclass(frozen=True)
-class StackedCurvature:
-    """The gradients of several clients, with F and b of each (clients, ...).
-
-    >>> fisher, offset = torch.tensor([[2.0], [9.0]]), torch.tensor([[-4.0], [-9.0]])
-    >>> StackedCurvature([fisher], [offset])([torch.tensor([[3.0]])], [])
-    [tensor([[2.]])]
-    """
-
-    fisher: list[Tensor]
-    offset: list[Tensor]
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return the gradients of the clients that take the step, which come first."""
-        return Curvature(_cut(self.fisher, now), _cut(self.offset, now))(now, received)
-
-
-def _cut(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
-    """Return the part of stacked tensors (clients, ...) that is of the clients that take the step, which come first."""
-    return [leaf[: len(value)] for leaf, value in zip(leaves, now, strict=True)]
+def _of_step(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+    """Return tensors of a client; or, stacked (clients, ...), of the clients that take the step, which come first."""
+    pairs = zip(leaves, now, strict=True)
+    return [(leaf[: len(value)] if leaf.dim() else leaf).to(value.device) for leaf, value in pairs]
 
 
 def _side_by_side(parts: Sequence[list[Tensor]]) -> list[Tensor]:

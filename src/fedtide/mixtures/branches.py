@@ -275,7 +275,6 @@ def step_trained(
     """Take a server step that leaves untrained branches unchanged, moments included.
 
     Args:
-        server: the optimizer.
         weights: weights of the branched network.
         memo: the optimizer's memo.
         delta: the mean update over all participants; None means no step.
@@ -326,7 +325,6 @@ def train_branch(
 
     Args:
         task: a task with branches.
-        local: local training.
         branches: number of branches, K.
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
@@ -379,7 +377,6 @@ def step_branches(
     Args:
         state: state with the branched network's weights.
         reply: sums over participants of `answer_branch`.
-        server: the optimizer.
         lam: weight of the branches that a client does not train.
         normalize_by: divisor of a branch's update.
     """

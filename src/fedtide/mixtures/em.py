@@ -98,7 +98,6 @@ class Components:
             joints: log pi_k p_k(row) (rows, K), for the record.
             q: posteriors, whose mean is the client's next mixture.
             shard: the client's samples.
-            moment: the time.
             rng: the client's key.
             more: further sums.
         """

@@ -375,7 +375,6 @@ def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]
     under privacy. It depends on inputs and labels, and each client counts the same.
 
     Args:
-        prior: the prior.
         task: the task of a single model.
     """
     represent = prior.sketch and Gradient(last_layer=True, sketch=prior.sketch).of(task, "prior")

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
@@ -20,15 +19,13 @@ from torch import Tensor, nn
 from fedtide.core.atomic import check_new, making
 from fedtide.core.base import Weights
 from fedtide.core.checkpoint import fitted
-from fedtide.core.errors import FedtideError, nearest, refused, within
+from fedtide.core.errors import FedtideError, nearest, refused, uninstalled, within
 from fedtide.core.files import LARGEST, read_bytes
-from fedtide.fields.types import Count, Different, OpenFraction, Positive, ingredient
+from fedtide.fields.types import Count, Different, OpenFraction, Positive, Unbracketed, ingredient
 from fedtide.models.base import HEAD, fixed_buffers
 from fedtide.models.branched import in_layer
 
-Names = Annotated[
-    tuple[str, ...], Different, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-]
+Names = Annotated[tuple[str, ...], Different, Unbracketed]
 """Names of layers, a single one without brackets."""
 
 
@@ -45,7 +42,7 @@ def library(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise FedtideError(f'{key}: needs {name} ({error}); pip install "fedtide[language]"') from None
+        raise uninstalled(f"{key}: needs {name} ({error})", "language") from None
 
 
 @ingredient

@@ -42,7 +42,6 @@ def train_early_stopping(
     The lowest is sought among the initial ones, those after every few epochs, and the last.
 
     Args:
-        task: the model.
         solver: local training; its epochs, or steps, are an upper bound.
         loss: the loss to minimize, also used for validation.
         weights: the initial weights.

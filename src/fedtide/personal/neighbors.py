@@ -91,7 +91,6 @@ def votes(features: Tensor, store: Tensor, labels: Tensor, k: int, classes: int)
         store: features (samples, d).
         labels: of these samples.
         k: number of samples that vote.
-        classes: number of classes.
 
     >>> store, labels = torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([0, 1, 1])
     >>> votes(torch.tensor([[0.5]]), store, labels, 2, 3).exp().round(decimals=3).tolist()

@@ -25,7 +25,6 @@ def by_own_weights(task: Task, weights_of: Callable[[Weights, Any], Weights] = t
     """Build the `predict` of methods whose clients may keep a model: by the client's own, else by the payload's.
 
     Args:
-        task: the task.
         weights_of: (payload, memory of a client) -> the model of the client.
     """
 

@@ -390,7 +390,6 @@ def predict_personal(
     """Predict rows of many clients, each by its client's memory; by the model `usual` for clients without one.
 
     Args:
-        personal: the personalization.
         nets: the clients' networks.
         models: the received models.
         usual: index of the model for clients without labeled samples.

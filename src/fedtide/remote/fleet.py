@@ -30,17 +30,7 @@ from fedtide.fleets.ask import (
 )
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.asks import (
-    ANSWERED,
-    AT_WORK,
-    LATE,
-    LOST,
-    REFUSED,
-    UNOPENED,
-    AskRecord,
-    LastAnswer,
-    find_failed,
-)
+from fedtide.remote.asks import ANSWERED, AT_WORK, LATE, LOST, REFUSED, UNOPENED, AskRecord, LastAnswer, find_failed
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted

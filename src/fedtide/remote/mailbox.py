@@ -81,7 +81,6 @@ class Mailbox:
         """Send a question to the nodes of its clients; what is known of these from an earlier one is forgotten.
 
         Args:
-            ask: the question.
             payload: what clients receive, by slot if they have one.
             seconds: within which an answer counts.
             post: kind of the question.

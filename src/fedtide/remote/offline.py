@@ -137,7 +137,6 @@ def trial(
     """Play a trial; yield the fleet, with the questions of a round and what was sent, and the state.
 
     Args:
-        algorithm: the method.
         like: rows as a model sees them, one at least.
         classes: number of classes, or of bins.
         clients: how many there are; some methods need several.

@@ -292,7 +292,6 @@ class MaskedSums:
         It is no work, and has a quarter of the time.
 
         Args:
-            ask: the question.
             until: when answers must be there.
             bare: slots in which none are dealt, and too few answered for shares.
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedtide.core.errors import printable
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
@@ -120,7 +120,7 @@ DRAWN = 60
 
 def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
     """Return the lines of all rounds, and of questions before round 0, if any."""
-    lines = [line for run in record.runs for line in read_rounds(run.folder, ASKS)]
+    lines = [line for run in record.runs for line in read_lines(run.folder, ASKS)]
     return [line for line in lines if line["round"] >= 0 or line["asks"]]
 
 

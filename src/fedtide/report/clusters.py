@@ -78,7 +78,6 @@ class Fall:
     """Fall and recovery of a curve at an event.
 
     Args:
-        event: its round.
         before: the last value before it.
         lowest: the lowest value in its interval.
         rounds: rounds until the curve is back within `SLACK` of `before`: 0 if it never left, the length of the
@@ -86,7 +85,6 @@ class Fall:
         back: true if it recovers.
     """
 
-    event: int
     before: float
     lowest: float
     rounds: float
@@ -114,7 +112,7 @@ def falls(after: Curve, values: Curve, events: Sequence[int], rounds: int) -> li
         rounds: number of rounds of the run.
 
     >>> falls([2, 4, 6, 8], [0.8, 0.5, 0.6, 0.795], events=[3], rounds=8)
-    [Fall(event=3, before=0.8, lowest=0.5, rounds=5, back=True)]
+    [Fall(before=0.8, lowest=0.5, rounds=5, back=True)]
     """
     out = []
     points = [(int(place), float(value)) for place, value in zip(after, values, strict=True)]
@@ -127,7 +125,7 @@ def falls(after: Curve, values: Curve, events: Sequence[int], rounds: int) -> li
         bottom = next(place for place, value in inside if value == lowest)
         back = [place for place, value in inside if place >= bottom and value >= before - SLACK]
         lasted = end - event if not back else 0 if back[0] == bottom else back[0] - event
-        out.append(Fall(event, before, lowest, lasted, bool(back)))
+        out.append(Fall(before, lowest, lasted, bool(back)))
     return out
 
 
@@ -175,7 +173,6 @@ def reclusterings(run: RunRecord, *, merges: bool = True) -> list[int] | None:
     Fielding re-clusters all clients (`reclustered`); FedDrift adds models (`new`) and merges them (`merged`).
 
     Args:
-        run: record of the run.
         merges: true to count rounds that only merge models. A merge is no reaction to an event: FedDrift merges a step
             after it added models.
     """

@@ -208,7 +208,6 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
     A cycle that the end of the run cuts off is left out, as its peak may be yet to come.
 
     Args:
-        run: record of the run.
         view: evaluated view.
         cycles: number of cycles over the run; None gives none.
     """

@@ -494,12 +494,7 @@ def _label_ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> 
     axis.set_ticks([*range(len(numbers)), strip_at], [*map(str, numbers), strip])
 
 
-@plan_picture(
-    "forgetting_over_rounds",
-    "Local forgetting over rounds",
-    "several rounds of [forgetting]",
-    single=True,
-)
+@plan_picture("forgetting_over_rounds", "Local forgetting over rounds", "several rounds of [forgetting]", single=True)
 def forgetting_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the mean of local forgetting over the probed rounds.
 

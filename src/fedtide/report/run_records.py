@@ -14,7 +14,7 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.config.settings import Privacy
 from fedtide.core.errors import UNREADABLE, FedtideError
-from fedtide.core.record import ASKS, CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
+from fedtide.core.record import ASKS, CLIENT_COLUMNS, FORGETTING, OTHERS, STOPPED, TRUTH, read_lines, view_of
 from fedtide.core.trees import leaves
 from fedtide.data.saved import labels_of, names_of, usual_class
 from fedtide.data.shift import Shift
@@ -110,7 +110,7 @@ class RunRecord:
         Raises:
             FedtideError: the record lacks some of the rounds.
         """
-        lines = read_rounds(self.folder)
+        lines = read_lines(self.folder)
         for number, line in enumerate(lines, start=1):
             _check(line, ROUND, f"{self.folder / 'rounds.jsonl'}: line {number}")
         ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
@@ -127,7 +127,7 @@ class RunRecord:
         Raises:
             FedtideError: the record lacks some of the rounds that its configuration names.
         """
-        lines = read_rounds(self.folder, FORGETTING) if self.probed else []
+        lines = read_lines(self.folder, FORGETTING) if self.probed else []
         for number, line in enumerate(lines, start=1):
             if not (isinstance(line, dict) and "skipped" in line):
                 _check(line, {"round": int, "known": bool}, f"{self.folder / FORGETTING}: line {number}")
@@ -231,7 +231,7 @@ class RunRecord:
     def _timings(self, value: Callable[[dict[str, Any]], float]) -> list[float]:
         path = self.folder / "timings.jsonl"
         try:
-            return [float(value(line)) for line in read_rounds(self.folder, path.name)]
+            return [float(value(line)) for line in read_lines(self.folder, path.name)]
         except UNREADABLE:
             raise FedtideError(f"{path}: a line is damaged") from None
 
@@ -333,7 +333,7 @@ class ExperimentRecord:
     @cached_property
     def real(self) -> bool:
         """True if clients were real, and not simulated."""
-        return any(read_rounds(run.folder, ASKS) for run in self.runs)
+        return any(read_lines(run.folder, ASKS) for run in self.runs)
 
     @cached_property
     def private_runs(self) -> list[list[Spent]]:

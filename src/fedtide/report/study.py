@@ -11,7 +11,7 @@ from typing import Any
 from fedtide.config import axes, has_choice
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS, plain, read_rounds
+from fedtide.core.record import ASKS, plain, read_lines
 from fedtide.draw.tables import is_cell
 from fedtide.evaluate.metrics import Measure
 from fedtide.evaluate.references import REFERENCES, reference_words
@@ -78,7 +78,7 @@ def summarize(record: ExperimentRecord) -> Summary:
             _measures(record, method),
             method.federation,
             method.method.algorithm == LOCAL and new and not experiment.data.held_out_clients.labeled,
-            dict(refusals_of([line for run in method.runs for line in read_rounds(run.folder, ASKS)])),
+            dict(refusals_of([line for run in method.runs for line in read_lines(run.folder, ASKS)])),
         )
         for _, method in record.numbered
     ]

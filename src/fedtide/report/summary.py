@@ -46,7 +46,6 @@ class MethodSummary:
         """Return the measure minus the one of another method, seed by seed.
 
         Args:
-            other: the other method.
             name: name of the measure.
             reached: of a time until a target, the measure that is 1 if the seed arrives. Both times are cut at the end
                 of a run that never arrives, so that the difference is a lower bound.

@@ -88,7 +88,7 @@ def describe_budget(record: ExperimentRecord) -> str:
     text += "Scores are in it." if privacy.scores is not None else "Scores are not in it."
     text += " A simulation's noise is known from its seed." * (not record.real)
     if len(record.private_runs) > 1:
-        spent = f"{record.spent:.3g}" if record.spent else "more, which pip install 'fedtide[privacy]' can tell"
+        spent = f"{record.spent:.3g}" if record.spent else 'more, which pip install "fedtide[privacy]" can tell'
         text += f" All {len(record.private_runs)} runs, of all methods and seeds, together come to epsilon {spent}."
     return text + " Other points of the sweep add to that." * bool(record.point)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import FedtideError, in_shell, unknown
-from fedtide.core.record import ALARMS, STOPPED, read_rounds
+from fedtide.core.record import ALARMS, STOPPED, read_lines
 from fedtide.draw import figures
 from fedtide.draw.html import MARK, render, to_pictures
 from fedtide.draw.prose import counted
@@ -58,7 +58,7 @@ class WatchedRun:
             is_window = "watch" in line.get("facts", {})
             return {"round": int(line["round"]), **_checked(line["facts"]["watch"])} if is_window else {}
 
-        return [window for window in read_rounds(self.run.folder, read=read) if window]
+        return [window for window in read_lines(self.run.folder, read=read) if window]
 
     @property
     def alarms(self) -> list[dict[str, Any]]:
@@ -71,17 +71,17 @@ class WatchedRun:
         def read(line: Any) -> dict[str, Any]:
             return {**line, "round": int(line["round"]), "text": str(line["text"])}
 
-        return read_rounds(self.run.folder, ALARMS, read)
+        return read_lines(self.run.folder, ALARMS, read)
 
     def since(self, lines: Sequence[dict[str, Any]]) -> str:
         """Say which rounds came after the last window, because a model that trains for an alarm is not watched."""
-        last, played = lines[-1]["round"] + 1 if lines else 0, len(read_rounds(self.run.folder))
+        last, played = lines[-1]["round"] + 1 if lines else 0, len(read_lines(self.run.folder))
         return f" {counted(played - last, 'round')} of training came after it." if lines and played > last else ""
 
     @property
     def is_over(self) -> bool:
         """Tell whether no round comes any more."""
-        lines = read_rounds(self.run.folder)
+        lines = read_lines(self.run.folder)
         return bool(lines) and (len(lines) >= self.run.experiment.rounds or STOPPED in lines[-1])
 
 
@@ -103,7 +103,6 @@ def watched(root: Path, method: str | None = None, seed: int | None = None) -> l
     """Return the runs of a run folder, or of a site, that are watched.
 
     Args:
-        root: the folder.
         method: name of one of its methods; None means all.
         seed: one of its seeds; None means all.
 

@@ -53,7 +53,7 @@ from fedtide.wire.clip import check_private
 from fedtide.wire.pipeline import FLOATING, check_wire
 
 
-def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
+def place(path: str, directory: Path | None, key: str, mark: IsFile) -> str:
     """Return the place of a file: below the data directory, or as it is written.
 
     Args:
@@ -65,11 +65,11 @@ def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
     Raises:
         FedtideError: there is no such file.
     """
-    file = find(path, Path(directory) if directory else None, key, hint=mark.hint)
+    file = find(path, directory, key, hint=mark.hint)
     return path if file == Path(path).expanduser() else str(file.absolute())
 
 
-def located(part: Any, directory: str | None, key: str, places: list[str] | None = None) -> Any:
+def located(part: Any, directory: Path | None, key: str, places: list[str] | None = None) -> Any:
     """Return a part of a configuration in which each value marked as a file is the file's place.
 
     Args:
@@ -111,7 +111,7 @@ def _experiment(text: str) -> Experiment:
 def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
     """Load the samples that a source, as JSON, and a seed name; a process keeps the last ones."""
     parsed = Data.model_validate(json.loads(data))
-    directory = Path(parsed.directory) if parsed.directory else None
+    directory = parsed.folder
     source: Any = parsed.source
     if isinstance(parsed.target, Classes):
         rows = source.load(directory, seed)
@@ -141,7 +141,7 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     model = model_of(experiment)
     if isinstance(model, Transformer):
         for texts in texts_in(experiment):
-            check_tokenizer(_folder_of(experiment, texts), model.folder)
+            check_tokenizer(texts.folder(experiment.data.folder), model.folder)
             if (texts.label is None) != (model.head == "next-token"):
                 allowed = "'next-token'" if texts.label is None else "'classification'"
                 but = f"data.source has {'no' if texts.label is None else 'a'} label"
@@ -156,15 +156,9 @@ def texts_in(experiment: Experiment) -> list[Texts]:
     return [part for part in parts if isinstance(part, Texts)]
 
 
-def _folder_of(experiment: Experiment, texts: Texts) -> Path:
-    """Return the folder of the tokenizer of a source of texts."""
-    directory = experiment.data.directory
-    return texts.folder(Path(directory) if directory else None)
-
-
 def model_of(experiment: Experiment) -> Any:
     """Return the network of an experiment, which finds its files."""
-    return located(experiment.model, experiment.data.directory, "model")
+    return located(experiment.model, experiment.data.folder, "model")
 
 
 def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows | GeneratedRows:
@@ -204,10 +198,10 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     """Build the population of a method."""
     data = experiment.data
     rows = rows_of(experiment, seed)
-    partition = located(data.partition, data.directory, "data.partition")
+    partition = located(data.partition, data.folder, "data.partition")
     dealt = (partition, data.groups, data.split, data.held_out_clients)
-    who = located(shift.who, data.directory, "shift.who")
-    shift = replace(shift, who=who, what=located(shift.what, data.directory, "shift.what"))
+    who = located(shift.who, data.folder, "shift.who")
+    shift = replace(shift, who=who, what=located(shift.what, data.folder, "shift.what"))
     return build(
         rows, *dealt, shift, seed, dealing=data.seed, transforms=data.transforms, public_samples=data.public_samples,
         without_clients=data.without_clients or (),
@@ -244,10 +238,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
 def place_of_weights(method: Method, data: Data) -> str:
     """Return the file or run folder that a method begins with."""
     assert method.init_from is not None
-    return place(method.init_from, data.directory, f"method '{method.name}'.init_from", WEIGHTS)
+    return place(method.init_from, data.folder, f"method '{method.name}'.init_from", WEIGHTS)
 
 
-def algorithm_of(method: Method, task: Task, directory: str | None = None) -> Algorithm:
+def algorithm_of(method: Method, task: Task, directory: Path | None = None) -> Algorithm:
     """Build a method's algorithm, which finds its files and has its own cohort, if any."""
     where = f"method '{method.name}'"
     key = f"{where}.algorithm"
@@ -285,7 +279,7 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
             texts = next(iter(texts_in(experiment)), None)
             if texts is None or texts.label is not None:
                 raise refused(f"metrics[{number}]", setting.kind, 'data.source.kind = "texts" without a label')
-            tokenizer = load_tokenizer(_folder_of(experiment, texts), "data.source.tokenizer")
+            tokenizer = load_tokenizer(texts.folder(experiment.data.folder), "data.source.tokenizer")
             metrics.append(bits_per_byte(bytes_of_tokens(tokenizer)))
             continue
         if not isinstance(setting, OwnMetric):
@@ -322,9 +316,8 @@ class Built:
     @cached_property
     def clock(self) -> Clock:
         """The clock of a run; the device of each client follows from the run's seed."""
-        population, directory = self.host.population, self.experiment.data.directory
-        cost, folder = question_cost(self.host.algorithm), Path(directory) if directory else None
-        return self.experiment.timing.clock(population.registered, population.seed, folder, cost)
+        population, cost = self.host.population, question_cost(self.host.algorithm)
+        return self.experiment.timing.clock(population.registered, population.seed, self.experiment.data.folder, cost)
 
     @cached_property
     def embedded(self) -> Embedded | None:
@@ -338,7 +331,7 @@ class Built:
             return None
         if self.host.population.rows.steps is not None:
             raise refused("embedding", embedding.kind, "none, as rows are sequences")
-        embedding = located(embedding, self.experiment.data.directory, "embedding")
+        embedding = located(embedding, self.experiment.data.folder, "embedding")
         return Embedded(partial(embedding.of(self.task, "embedding"), None), embedding.distance)
 
 
@@ -356,7 +349,7 @@ def built(
     task = task_of(experiment, method, population.rows, public)
     if population.device != task.device:
         population = replace(population, device=task.device)
-    algorithm = algorithm_of(method, task, experiment.data.directory)
+    algorithm = algorithm_of(method, task, experiment.data.folder)
     if experiment.liars is not None:
         if experiment.liars.collude and experiment.wire is not None:
             but = "liars who tell each other their updates would be in its sums"

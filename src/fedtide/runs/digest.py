@@ -109,13 +109,13 @@ def _named(experiment: Experiment, method: Method) -> tuple[list[str], list[str]
     may_import = experiment.imports or not is_own(method.algorithm)
     settings = method.settings() if may_import else {}
     for key, value in settings.items():
-        located(value, data.directory, f"method '{method.name}'.{key}", paths)
+        located(value, data.folder, f"method '{method.name}'.{key}", paths)
     if method.init_from is not None:
         paths.append(place_of_weights(method, data))
     parts: dict[str, Any] = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
     parts |= {"devices": experiment.devices, "embedding": experiment.embedding, "model": experiment.model}
     for name, part in parts.items():
-        located(part, data.directory, name, paths)
+        located(part, data.folder, name, paths)
     return paths, [*packages_of((experiment.model, *settings.values()))]
 
 

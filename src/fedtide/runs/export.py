@@ -25,7 +25,7 @@ from fedtide._version import installed
 from fedtide.config import Experiment, resolved
 from fedtide.core.atomic import check_free, check_new, making, replacing, write_text
 from fedtide.core.base import Weights
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, uninstalled
 from fedtide.core.files import check_file
 from fedtide.data.rows import Rows, find_known_rows
 from fedtide.data.sources.arrays import open_arrays, standardize
@@ -103,7 +103,7 @@ def predict_file(
 
     if isinstance(data.source, Series):
         check_file(path, TABLES)
-        series = data.source.ahead(path, Path(data.directory) if data.directory else None)
+        series = data.source.ahead(path, data.folder)
         values = [
             _in_units(
                 one, target.columns(outputs_of(prepared(torch.from_numpy(one.x), torch.float32, data.transforms)))
@@ -136,7 +136,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
         raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
     data = trained.run.experiment.data
     source: Any = data.source
-    directory = Path(data.directory) if data.directory else None
+    directory = data.folder
     if isinstance(source, Texts):
         return token_rows(trained, path)
     if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
@@ -155,7 +155,7 @@ def token_rows(trained: Trained, path: Path) -> Tensor:
     """Read texts as tokens (rows, steps), as the model of a run of texts sees them."""
     data = trained.run.experiment.data
     source: Any = data.source
-    x, cut = source.texts_of(checked_texts(path), Path(data.directory) if data.directory else None)
+    x, cut = source.texts_of(checked_texts(path), data.folder)
     if not len(x):
         raise refused(f"{path}: texts", 0, "1 or more")
     if cut:
@@ -223,13 +223,13 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     rows = people.rows
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     if first.dtype != torch.uint8 and getattr(source, "scaled", False):
-        directory = experiment.data.directory
+        directory = experiment.data.folder
         if isinstance(source, CSV) and source.learned is not None:
-            names = source.feature_names(Path(directory) if directory else None)
+            names = source.feature_names(directory)
             x = Features("rows", names, x.numpy(), {}).encode(source.learned)
             return prepared(x, first.dtype, experiment.data.transforms)
         unscaled = replace(source, scaled=False)
-        plain: Rows = unscaled.load(Path(directory) if directory else None, 0, measured=rows.value is not None)
+        plain: Rows = unscaled.load(directory, 0, measured=rows.value is not None)
         fitted_rows = find_known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
         reference = plain.fitted(fitted_rows).x[fitted_rows].numpy().astype(np.float64)
         x = torch.from_numpy(standardize(x.numpy(), reference))
@@ -331,7 +331,6 @@ def export(model: Model, out: Path, format: Format) -> str:
 
     Args:
         model: to be written.
-        out: the file.
         format: "safetensors" for the weights alone, which `init_from` reads, too; "torch-export" or "onnx" for a
             program; "peft" for a folder with adapters. "merged" is the folder of a pretrained model with them.
 
@@ -469,7 +468,7 @@ def check_onnx() -> None:
         try:
             __import__(name)
         except ImportError:
-            raise FedtideError(f"--format: onnx needs {name}: pip install 'fedtide[onnx]'") from None
+            raise uninstalled(f"--format: onnx needs {name}", "onnx") from None
 
 
 def _onnx(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:

@@ -68,8 +68,8 @@ class Speaker:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of its model."""
-        directory = self.trained.run.experiment.data.directory
-        return load_tokenizer(self.source.folder(Path(directory) if directory else None), "data.source.tokenizer")
+        folder = self.source.folder(self.trained.run.experiment.data.folder)
+        return load_tokenizer(folder, "data.source.tokenizer")
 
     @cached_property
     def longest(self) -> int:

@@ -11,7 +11,7 @@ from fedtide.cohorts.in_flight import Flight
 from fedtide.core import checkpoint
 from fedtide.core.atomic import append
 from fedtide.core.errors import FEW, FedtideError, in_shell, refused
-from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_rounds, rolled_back, run_lock, stopped_after
+from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_lines, rolled_back, run_lock, stopped_after
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
@@ -108,7 +108,7 @@ def check_kept(folder: Path, about: checkpoint.About, number: int, *, name: str,
     if number not in places:
         because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)
-    asked, released = ([line["round"] for line in read_rounds(folder, record)] for record in (ASKS, LEDGER))
+    asked, released = ([line["round"] for line in read_lines(folder, record)] for record in (ASKS, LEDGER))
     # A sum that was released is of the model with which its round began, and is taken when the round is played again.
     began = (
         rolled_back(folder).get(about.round, about.round) if max(released, default=-1) >= about.round else about.round

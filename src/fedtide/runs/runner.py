@@ -26,7 +26,7 @@ from fedtide.core.record import (
     Record,
     first_work_in,
     not_undone,
-    read_rounds,
+    read_lines,
     rolled_back,
     run_lock,
     view_of,
@@ -98,8 +98,8 @@ class Failures:
     def before(cls, folder: Path) -> "Failures":
         """Return the failures up to a checkpoint, by the record; of simulated clients it has no reasons."""
         failures = cls(any(line["trained"][1] or (not line["trained"][0] and line["answered"])
-                           for line in read_rounds(folder)))  # fmt: skip
-        for line in read_rounds(folder, ASKS):
+                           for line in read_lines(folder)))  # fmt: skip
+        for line in read_lines(folder, ASKS):
             asks = [Outcome(ask["question"], len(ask["answered"]), {} if ask["answered"] else find_failed(ask["nodes"]))
                     for ask in line["asks"]]  # fmt: skip
             failures = failures.add(asks)
@@ -249,11 +249,11 @@ class Run:
         """
         experiment = self.experiment
         rounds, every, target = experiment.rounds, experiment.checkpoint_every, experiment.stop_at
-        lines = not_undone(read_rounds(self.folder), rolled_back_to)
+        lines = not_undone(read_lines(self.folder), rolled_back_to)
         earlier = accuracies(lines) if target is not None else []
         before = Failures() if start is None else Failures.before(self.folder)
         if isinstance(judge.fleet, SimulatedFleet):
-            judge.fleet.first_work |= first_work_in(read_rounds(self.folder))
+            judge.fleet.first_work |= first_work_in(read_lines(self.folder))
         if start is not None and start.round >= rounds:
             before.check(0, rounds - 1)
         scored = by_validation(experiment, lines)

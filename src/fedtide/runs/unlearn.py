@@ -17,7 +17,7 @@ from fedtide.config.writing import as_toml
 from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.record import ASKS, CLIENTS, LEDGER, first_work_in, read_rounds
+from fedtide.core.record import ASKS, CLIENTS, LEDGER, first_work_in, read_lines
 from fedtide.data.population import Population
 from fedtide.data.population_builder import LEFT
 from fedtide.draw.prose import counted, listed
@@ -121,8 +121,8 @@ class Leaving:
         return list(map(self._compare, self.runs, plan(self.experiment, place), self.numbers))
 
     def _compare(self, run: Planned, without: Planned, number: int) -> "Comparison":
-        lines, played = read_rounds(run.folder), read_rounds(without.folder)
-        timings = read_rounds(without.folder, "timings.jsonl")
+        lines, played = read_lines(run.folder), read_lines(without.folder)
+        timings = read_lines(without.folder, "timings.jsonl")
         ledger = _ledger(run)
         return Comparison(
             run.title,
@@ -197,7 +197,7 @@ def name_rounds(rounds: Sequence[int]) -> str:
 
 def first_work(run: Planned, client: int) -> int | None:
     """Return the round in which a client worked first; None if it never did, 0 if the record does not say it."""
-    lines = read_rounds(run.folder)
+    lines = read_lines(run.folder)
     return first_work_in(lines).get(client) if all("first_work" in line for line in lines) else 0
 
 

@@ -327,7 +327,6 @@ def host_without_rows(experiment: Experiment, about: RowsAbout, clients: int, st
     Args:
         experiment: the study, with one method and one seed.
         about: the description of rows.
-        clients: number of clients.
         store: the memory of clients.
     """
     like, data = zero_rows(about), experiment.data
@@ -341,7 +340,7 @@ def host_without_rows(experiment: Experiment, about: RowsAbout, clients: int, st
 def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
     """Return the algorithm of a study at a node or at a server of real clients, which have no rows of all clients."""
     method = experiment.method[0]
-    return algorithm_of(method, task_of(experiment, method, zero_rows(about)), experiment.data.directory)
+    return algorithm_of(method, task_of(experiment, method, zero_rows(about)), experiment.data.folder)
 
 
 def zero_row(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:

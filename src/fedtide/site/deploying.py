@@ -149,7 +149,6 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     rows = rows_of(experiment, experiment.seeds[0])
     if not isinstance(rows, Rows):
         raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")
-    directory = Path(data.directory) if data.directory else None
     partition = data.partition or (IID() if rows.client is None else Natural())
     if hasattr(partition, "clients"):
         partition = cast(Any, replace)(partition, clients=clients)
@@ -158,7 +157,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
         "seeds": experiment.seeds[:1],
         "data": data.model_copy(
             update={
-                "source": data.source.write_out(directory) if isinstance(data.source, CSV) else data.source,
+                "source": data.source.write_out(data.folder) if isinstance(data.source, CSV) else data.source,
                 "partition": partition,
                 "held_out_clients": type(data.held_out_clients)(),
             }
@@ -251,8 +250,7 @@ def warn_of_scales(experiment: Experiment, rows: Rows) -> Iterator[str]:
     used = spreads > 0
     if not used.any() or (largest := spreads.max()) < APART * (smallest := spreads[used].min()):
         return
-    directory = Path(experiment.data.directory) if experiment.data.directory else None
-    columns = source.feature_names(directory) if isinstance(source, CSV) else range(len(spreads))
+    columns = source.feature_names(experiment.data.folder) if isinstance(source, CSV) else range(len(spreads))
     wide, narrow = (columns[int((spreads == spread).nonzero()[0])] for spread in (largest, smallest))
     scale = "set data.source.scaled = true" if isinstance(source, CSV) else "scale them before"
     ratio = f"{float(largest / smallest):,.0f}"
@@ -288,7 +286,7 @@ def _plan_site(
         digest=digest_of(study, study.method[0], study.seeds[0]),
         made=datetime.now(UTC).replace(microsecond=0),
         versions=installed_versions(),
-        rows=describe_rows(study, rows, Path(study.data.directory) if study.data.directory else None),
+        rows=describe_rows(study, rows, study.data.folder),
         base=describe_base(study),
     )
     return Site(root, study, about, roster)

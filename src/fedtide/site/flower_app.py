@@ -317,7 +317,6 @@ def play(folder: Path, grid: Grid, root: Path, *, rehearsal: bool, log: Log) -> 
         grid: Flower's way to the SuperNodes.
         root: folder of the site, made if it is missing; that of a rehearsal is `root`-rehearsal.
         rehearsal: nodes have the rows of the study, and its simulation draws the participants.
-        log: takes events.
 
     Raises:
         FedtideError: the folder is that of another study, or the study cannot be played.

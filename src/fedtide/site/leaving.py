@@ -17,7 +17,7 @@ from typing import Any
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
 from fedtide.core.errors import FedtideError, in_shell, missing
-from fedtide.core.record import ASKS, LEDGER, read_rounds
+from fedtide.core.record import ASKS, LEDGER, read_lines
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
 from fedtide.runs import folder
@@ -65,7 +65,7 @@ def _set_back(site: Site, name: str, clients: Sequence[int]) -> Iterator[str]:
     # The record of a round is written after its sums are released, so a kill leaves some that only the ledger has.
     released = {line.round for line in read(site.record / LEDGER) if set(line.clients) & set(clients)}
     serve = f"fedtide serve {in_shell(root)}"
-    took = sorted({*rounds_of(read_rounds(site.record, ASKS), name), *released})
+    took = sorted({*rounds_of(read_lines(site.record, ASKS), name), *released})
     saved = 0 if about is None else about.round
     if not took:
         yield f"{name}: never answered and was never judged: nothing to play again"

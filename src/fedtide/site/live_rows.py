@@ -56,7 +56,6 @@ class LiveRows:
         """Read a client's file; return its rows as validation rows beside its own; None if they were counted.
 
         Args:
-            client: id of the client.
             received: what it is asked with.
 
         Raises:

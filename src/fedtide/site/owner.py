@@ -16,7 +16,7 @@ from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Algorithm, Scores, Shard
 from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.files import read_toml
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.core.trees import size_in_bytes
 from fedtide.draw.prose import counted
 from fedtide.fields.types import checked
@@ -142,7 +142,7 @@ class Owner:
         """
         models: dict[Any, set[str]] = {}
         try:
-            for *key, model in read_rounds(self.record.parent, self.record.name):
+            for *key, model in read_lines(self.record.parent, self.record.name):
                 models.setdefault(tuple(key), set()).add(model)
         except UNREADABLE as error:
             raise FedtideError(f"{self.record}: damaged ({error})") from None
@@ -235,9 +235,7 @@ def terms_of(
     """Try a method on made-up rows, as the server does that learns what answers look like.
 
     Args:
-        algorithm: the method.
         like: rows as a model sees them, one at least.
-        classes: number of classes.
         clients: number of clients; some methods need several.
         wire: path of sums to the server.
 
@@ -279,9 +277,7 @@ def describe_terms(
     """Say in lines what a node asks, sends, shows and keeps in a study, and what its policy forbids.
 
     Args:
-        algorithm: the method.
         like: rows as a model sees them, one at least.
-        classes: number of classes.
         policy: the owner's rules.
         clients: number of clients of the study.
         wire: path of sums to the server.

@@ -29,7 +29,7 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.atomic import append, check_new, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, ROLLBACKS, read_rounds, rolled_back
+from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.this_machine import end_with_parent
@@ -69,9 +69,7 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
 
     Args:
         site: the site; all happens in its subfolder `rehearsal`, which is made anew.
-        rounds: number of rounds.
         kills: whether a node is killed in its second round, and the server in its third.
-        log: takes events.
 
     Raises:
         FedtideError: the site cannot be rehearsed, or its server fails.
@@ -250,7 +248,7 @@ def differences(deployed: Path, simulated: Path) -> Iterator[str]:
         deployed: folder of the run on nodes.
         simulated: folder of the run in simulation.
     """
-    ours, theirs = ([_compared(line) for line in read_rounds(place)] for place in (deployed, simulated))
+    ours, theirs = ([_compared(line) for line in read_lines(place)] for place in (deployed, simulated))
     if len(ours) != len(theirs):
         yield f"rounds: {len(ours)}, and {len(theirs)} in simulation"
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
@@ -313,7 +311,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
             raise FedtideError(verdict.wrong)
     settings = folder.load(root)
     run = folder.plan(settings, root)[0]
-    lines = read_rounds(run.folder, ASKS)
+    lines = read_lines(run.folder, ASKS)
     if not lines:
         raise FedtideError(f"{root}: its clients were simulated (no {ASKS}); allowed: the run folder of a site")
     saved = sorted(path.name for path in (run.folder / "checkpoints").glob("[0-9]*") if path.is_dir())
@@ -355,7 +353,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)
     noise = tuple(recorded.noise) if recorded is not None and data else ()
-    pairs = zip(read_rounds(run.folder)[:played], read_rounds(copy.folder), strict=False)
+    pairs = zip(read_lines(run.folder)[:played], read_lines(copy.folder), strict=False)
     keys = ("answered", "trained", "facts")
     other = (
         ours for ours, theirs in pairs if any(ours[key] != theirs.get(key, ours[key]) for key in keys if key in ours)

@@ -399,8 +399,6 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
     """Run the node of a seat until it is ended; this process becomes the one that is connected.
 
     Args:
-        seat: the seat.
-        log: takes events.
         health: a port of this machine at which programs can ask how the node is; None opens none.
 
     Raises:

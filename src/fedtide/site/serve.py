@@ -15,7 +15,7 @@ from fedtide.core.atomic import lock
 from fedtide.core.base import Algorithm, Facts, Simulation
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ALARMS, LEDGER, read_rounds
+from fedtide.core.record import ALARMS, LEDGER, read_lines
 from fedtide.core.rng import Rng
 from fedtide.draw.html import render
 from fedtide.draw.prose import counted
@@ -275,8 +275,6 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     """Play the study of a site on its nodes until it is over; return the exit status.
 
     Args:
-        site: the site.
-        log: takes events.
         health: a port of this machine at which programs can ask how the server is; None opens none.
         rehearsed: nodes have the rows of the study, and its simulation draws the participants.
 
@@ -293,7 +291,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         carrier = GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=nodes)
         stack.callback(carrier.close)
         latest = RosterFile(site.root, site.roster, log)
-        reporter = Reporter(site, log, carrier, latest, len(read_rounds(site.record)))
+        reporter = Reporter(site, log, carrier, latest, len(read_lines(site.record)))
         stack.enter_context(repeat(partial(_admit_keys, carrier, latest), LOOK, log))
         stack.enter_context(repeat(partial(_renew, site, log), DAY, log))
         if not site.run.exists():
@@ -458,9 +456,9 @@ def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: 
                 log.say("shares", text, node=name, client=client, question=ask["question"], word=word)
         return latest.read().clients > site.roster.clients
 
-    logged = len(read_rounds(site.record, ALARMS))
+    logged = len(read_lines(site.record, ALARMS))
     for progress in Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge):
-        for alarm in read_rounds(site.record, ALARMS)[logged:]:
+        for alarm in read_lines(site.record, ALARMS)[logged:]:
             text = f"alarm in round {alarm['round'] + 1}: {alarm['text']}"
             log.say("alarm", text, **{name: value for name, value in alarm.items() if name != "text"})
             logged += 1

@@ -130,7 +130,6 @@ class Site:
         """Read the folder of a site.
 
         Args:
-            root: the folder.
             imports: whether code that the study names is imported; False executes nothing.
 
         Raises:

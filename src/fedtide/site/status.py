@@ -12,7 +12,7 @@ from fedtide.config.settings import bind_address
 from fedtide.core.atomic import is_locked, write_text
 from fedtide.core.errors import FedtideError, in_shell
 from fedtide.core.files import read_bytes
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.draw.prose import counted
 from fedtide.fields.types import Strict, Text, Whole, checked
 from fedtide.remote.asks import LastAnswer, NodeRecord, closed_in, nodes_of
@@ -117,7 +117,7 @@ def describe_plan(site: Site, now: datetime) -> Iterator[str]:
     certificates.check_authority(read_bytes(ca), str(ca), now)
     yield from describe_site(site)
     deploy, rounds = site.deploy, site.experiment.rounds
-    left = rounds - len(read_rounds(site.record, ASKS))
+    left = rounds - len(read_lines(site.record, ASKS))
     if left <= 0:
         yield f"rounds: all {rounds} are played; see them with: fedtide report {in_shell(site.run)}"
         return
@@ -216,7 +216,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
     present = None if status is None or status.is_gone(site, now) else status.present
-    records = {record.name: record for record in nodes_of(read_rounds(site.record, ASKS))}
+    records = {record.name: record for record in nodes_of(read_lines(site.record, ASKS))}
     for node in site.roster.node:
         record = records.get(node.name, NodeRecord(node.name))
         yield (
@@ -234,7 +234,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
 
 def list_reasons(site: Site) -> Iterator[str]:
     """Say which sums stayed masked, and why answers were refused or lost, the most frequent reasons of each node."""
-    lines = read_rounds(site.record, ASKS)
+    lines = read_lines(site.record, ASKS)
     for few in closed_in(lines):
         yield f"{few.name}: its sum stayed masked {few.times} times: {few.needed} clients have to choose it in a round"
     for record in nodes_of(lines):

@@ -5,7 +5,7 @@ With default options a method follows its paper. A transform is named beside it 
 
 >>> import fedtide as ft
 >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
->>> both = ft.transforms.anchored(ft.transforms.pooled(ft.algorithms.flexcfl(task)))
+>>> both = ft.transforms.apply(ft.algorithms.flexcfl(task), ft.transforms.Anchored(), ft.transforms.Pooled())
 >>> [transform.kind for transform in both.transforms]
 ['pooled', 'anchored']
 """
@@ -17,21 +17,20 @@ from pydantic import BeforeValidator, Field
 from fedtide.core.errors import nearest
 from fedtide.fields.types import by_kind, kinds_of
 from fedtide.personal.ways import WAYS
-from fedtide.transforms.anchored import Anchored, anchored
-from fedtide.transforms.at_home import AtHome, at_home
-from fedtide.transforms.on_need import OnNeed, on_need
-from fedtide.transforms.personalized import Personalized, personalized
-from fedtide.transforms.pooled import Pooled, pooled
-from fedtide.transforms.robust import Robust, robust
-from fedtide.transforms.shared import Shared, shared
+from fedtide.transforms.anchored import Anchored
+from fedtide.transforms.at_home import AtHome
+from fedtide.transforms.on_need import OnNeed
+from fedtide.transforms.personalized import Personalized
+from fedtide.transforms.pooled import Pooled
+from fedtide.transforms.robust import Robust
+from fedtide.transforms.shared import Shared
 from fedtide.transforms.transform import apply
-from fedtide.transforms.trusted import Trusted, trusted
-from fedtide.transforms.watch import Watch, watch
+from fedtide.transforms.trusted import Trusted
+from fedtide.transforms.watch import Watch
 
 __all__ = [
-    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared", "Trusted",
-    "Watch", "anchored", "apply", "at_home", "on_need", "personalized", "pooled", "robust", "shared", "trusted",
-    "watch",
+    "Anchored", "AnyTransform", "AtHome", "OnNeed", "Personalized", "Pooled", "Robust", "Shared", "Trusted", "Watch",
+    "apply",
 ]  # fmt: skip
 
 

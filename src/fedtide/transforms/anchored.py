@@ -27,7 +27,7 @@ from fedtide.core.trees import detached
 from fedtide.fields.types import ingredient
 from fedtide.learn import LocalUpdate, Server, Steps, Stepwise, client_weight, local_update, training_cost
 from fedtide.learn.target import CLASSES, Target
-from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, stepwise
+from fedtide.transforms.transform import Transform, each_slot, keep_beside, made_with, stepwise
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 """Weights of the anchor that are tried."""
@@ -81,6 +81,11 @@ class Anchored(Transform):
     """One more model on all samples, mixed in with a weight that clients' validation samples choose.
 
     Clients need validation samples (`data.split.val`), and train up to twice as much.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.ifca(task), ft.transforms.Anchored()).transforms
+    (Anchored(kind='anchored'),)
     """
 
     kind: Literal["anchored"] = "anchored"
@@ -90,7 +95,7 @@ class Anchored(Transform):
         """Return the reason why it has no meaning for an algorithm."""
         return "it trains one model for all, as an anchor does" if algorithm.traits.models == "one" else ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Train the anchor beside the algorithm's models, and mix it into what they predict."""
         task, local, server, weighting = made_with(algorithm, "task", "local", "server", "weighting")
         variant: LocalUpdate = "gradient" if algorithm.options.get("variant") == "gradient" else "averaging"
@@ -187,17 +192,6 @@ class Anchored(Transform):
             others=others,
             traits=replace(algorithm.traits, compute_cost=cost, sends=(*algorithm.traits.sends, Received)),
         )
-
-
-def anchored(algorithm: Algorithm) -> Algorithm:
-    """Train FedAvg's model beside a method's own, and mix it into its predictions.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> anchored(ft.algorithms.ifca(task)).transforms
-    (Anchored(kind='anchored'),)
-    """
-    return apply(algorithm, Anchored())
 
 
 def receive(anchor: Anchor, payload: Any) -> Received:

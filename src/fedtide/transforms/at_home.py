@@ -41,7 +41,7 @@ from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise, Task
 from fedtide.learn.layers import HEAD, IsIn, Layers, match_layers, pick_layers, put_layers
 from fedtide.personal import predict_by_memory
-from fedtide.transforms.transform import Sending, Transform, apply, each_slot, made_with, refuse_all, stepwise
+from fedtide.transforms.transform import Sending, Transform, each_slot, made_with, refuse_all, stepwise
 
 NOT_OF_LAYERS = "count", "labels", "loss", "choice", "utility"
 """Values of single clients that tell nothing of their layers."""
@@ -65,6 +65,11 @@ class AtHome(Transform):
 
     Args:
         layers: "head" for the last layer, "trunk" for all but the last one, "norm" for those that normalize, or names.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
+    >>> ft.transforms.apply(ft.algorithms.ifca(task), ft.transforms.AtHome()).transforms[0].label
+    'head at home'
     """
 
     layers: Layers = (HEAD,)
@@ -87,7 +92,7 @@ class AtHome(Transform):
             return f"the server receives '{traits.reveals[0]}' of single clients, which tells of all layers"
         return ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Keep the layers with their clients."""
         key = "transforms: 'at-home'"
         for other in algorithm.transforms:
@@ -96,21 +101,6 @@ class AtHome(Transform):
         (task,) = made_with(algorithm, "task")
         is_home = match_layers(task, self.layers, f"{key}.layers", whole=False)
         return keep_home(algorithm, task, is_home, f"{key}.layers")
-
-
-def at_home(algorithm: Algorithm, layers: str | Sequence[str] = HEAD) -> Algorithm:
-    """Keep some layers with their clients.
-
-    Args:
-        algorithm: a method whose clients train one model.
-        layers: "head", "trunk", "norm", or names.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
-    >>> at_home(ft.algorithms.ifca(task)).transforms[0].label
-    'head at home'
-    """
-    return apply(algorithm, AtHome(layers))  # type: ignore[arg-type]
 
 
 def with_home(algorithm: Algorithm, task: Task, layers: Layers, *, only_newcomers_adapt: bool = False) -> Algorithm:
@@ -127,8 +117,6 @@ def keep_home(
     """Return a method of which some layers stay with their clients.
 
     Args:
-        algorithm: the method.
-        task: its task.
         is_home: tells which parameters and running statistics stay.
         key: where the layers are written, for errors.
         only_newcomers_adapt: whether only clients that have not trained adapt before they are judged.

@@ -56,7 +56,7 @@ from fedtide.core.base import (
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, ingredient
 from fedtide.learn.target import Target
-from fedtide.transforms.transform import Through, Transform, apply, made_with, predict_own
+from fedtide.transforms.transform import Through, Transform, made_with, predict_own
 
 FADE = 0.8
 """Factor on the judgments of earlier rounds. With 0.5 chance wakes a method often if a few unlike clients judge."""
@@ -92,6 +92,11 @@ class OnNeed(Transform):
         rise: a new best accuracy is so far above the one before.
         patience: training ends after so many rounds without a new best accuracy.
         threshold: training begins and ends at this accuracy, whatever `fall`, `rise` and `patience` say; None for them.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.OnNeed(fall=0.1)).transforms[0].fall
+    0.1
     """
 
     fall: Fraction = 0.05
@@ -110,7 +115,7 @@ class OnNeed(Transform):
         """Return the reason why it has no meaning for an algorithm: there is none."""
         return ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Let participants judge, and play a round only if it is needed."""
         (task,) = made_with(algorithm, "task")
         base = algorithm.traits.compute_cost
@@ -150,21 +155,6 @@ class OnNeed(Transform):
         traits = replace(algorithm.traits, compute_cost=base and cost, unprivate=unprivate)
         works = {**algorithm.works, "need": judge_question(algorithm, task.target)}
         return replace(algorithm, init=init, works=works, round=round, serve=serve, traits=traits)
-
-
-def on_need(algorithm: Algorithm, **options: Any) -> Algorithm:
-    """Let participants judge the model first, and train only if accuracy has fallen or is still rising.
-
-    Args:
-        algorithm: a method whose clients train.
-        options: of `OnNeed`.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> on_need(ft.algorithms.fedavg(task), fall=0.1).transforms[0].fall
-    0.1
-    """
-    return apply(algorithm, OnNeed(**options))
 
 
 def decide(rule: OnNeed, need: Need, right: float, rows: float) -> Need:

@@ -37,6 +37,11 @@ class Personalized(Transform):
     Args:
         way: what is judged as the method; None leaves what the method does itself.
         others: further ways with the same models, each judged and reported as a method of its own.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.Personalized("fine-tuned")).transforms[0].label
+    'fine-tuned'
     """
 
     way: Annotated[Personal | None, BeforeValidator(by_kind)] = None
@@ -56,7 +61,7 @@ class Personalized(Transform):
             return "its models are branches of one network, which clients choose from"
         return "clients mix its models already" if models == "mixture" else ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Let clients personalize before they are evaluated."""
         if self.way is None and not self.others:
             raise refused(KEY, None, "one of " + ", ".join(WAYS))
@@ -72,22 +77,6 @@ class Personalized(Transform):
     def named(self) -> dict[str, Any]:
         """Return the other ways by the names with which they are reported."""
         return dict(zip(names_of(self.others), self.others, strict=True))
-
-
-def personalized(algorithm: Algorithm, way: Any = None, others: Sequence[Any] = ()) -> Algorithm:
-    """Let clients personalize the received models before they are evaluated.
-
-    Args:
-        algorithm: a method with one model, or one for each cluster.
-        way: a personalization, such as "fine-tuned" or `ft.personal.Mixture()`; None leaves what the method does.
-        others: further ways with the same models, judged beside as methods of their own.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> personalized(ft.algorithms.fedavg(task), "fine-tuned").transforms[0].label
-    'fine-tuned'
-    """
-    return apply(algorithm, Personalized(way, tuple(others)))
 
 
 def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: bool = False) -> Algorithm:

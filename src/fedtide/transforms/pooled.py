@@ -45,7 +45,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.fields.types import ingredient
 from fedtide.learn.training import Training, sum_update
-from fedtide.transforms.transform import Transform, apply, changed_answer, keep_beside, models_in, shares_of
+from fedtide.transforms.transform import Transform, changed_answer, keep_beside, models_in, shares_of
 
 FADE = 0.8
 """Factor on the evidence of earlier rounds."""
@@ -139,6 +139,11 @@ class Pooled(Transform):
     """The update of each cluster is drawn toward that of all, as far as chance sets them apart.
 
     Clients also send the squared length of their update in each layer.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.flexcfl(task), ft.transforms.Pooled()).transforms
+    (Pooled(kind='pooled'),)
     """
 
     kind: Literal["pooled"] = "pooled"
@@ -153,7 +158,7 @@ class Pooled(Transform):
         divided = algorithm.options.get("variant") == "gradient"
         return "its gradients are divided by all participants, and are no mean over members" if divided else ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Let clients send squared lengths, and draw the sums of clusters together before the method steps."""
 
         def ask(state: Extended, fleet: Fleet, clients: Tensor, payload: Payload, options: Any) -> Any:
@@ -177,17 +182,6 @@ class Pooled(Transform):
 
         works = {**algorithm.works, "train": with_squares(algorithm.works["train"])}
         return replace(keep_beside(algorithm, lambda inner, rng: Pool(), ask), works=works)
-
-
-def pooled(algorithm: Algorithm) -> Algorithm:
-    """Draw the update of each cluster toward that of all, as far as chance sets them apart.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> pooled(ft.algorithms.flexcfl(task)).transforms
-    (Pooled(kind='pooled'),)
-    """
-    return apply(algorithm, Pooled())
 
 
 def with_squares(train: Work) -> Work:

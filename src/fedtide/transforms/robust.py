@@ -44,7 +44,7 @@ from fedtide.core.base import Algorithm, Facts, Reply, Sum, Traits
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves
 from fedtide.fields.types import Count, Positive, Spelled, ingredient
-from fedtide.transforms.transform import Through, Transform, apply
+from fedtide.transforms.transform import Through, Transform
 
 STEPS = 3
 """Steps of centered clipping."""
@@ -145,8 +145,10 @@ class Krum:
         few = math.ceil(round(self.share * n, 9))
         if n < few + 3:
             return Median()(x)
-        between = torch.cdist(x, x).square()  # to itself 0, which is left out
-        score = between.sort(1).values[:, 1 : n - few - 1].sum(1)
+        between = torch.cdist(
+            x, x, compute_mode="donot_use_mm_for_euclid_dist"
+        ).square()  # to itself 0, which is left out
+        score = between.sort(1).values[:, 1 : n - few - 1].sum(1)  # without that to itself
         return x[score.argsort(stable=True)[: n - few]].mean(0)
 
 
@@ -166,6 +168,11 @@ class Robust(Transform):
     Args:
         rule: the mean of buckets: "median", "trimmed", "clipped", "centered" or "krum".
         bucket: number of clients in a bucket, at least. With 1 the server sees the update of each client.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.Robust()).transforms[0].label
+    'centered in buckets of 3'
     """
 
     rule: AnyRule = Centered()
@@ -182,7 +189,7 @@ class Robust(Transform):
         """Return the reason why it has no meaning for an algorithm."""
         return why_no_buckets(algorithm)
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Ask clients in buckets, and hand the method robust sums."""
 
         def round(state: Any, fleet: Any, rng: Rng) -> tuple[Any, Facts]:
@@ -201,17 +208,6 @@ class Robust(Transform):
             return algorithm.round(state, Through(fleet, train), rng)  # type: ignore[arg-type]
 
         return replace(algorithm, round=round, traits=bucket_traits(algorithm, self.bucket))
-
-
-def robust(algorithm: Algorithm, rule: AnyRule = Centered(), bucket: int = 3) -> Algorithm:
-    """Make the sums of training robust against a few liars.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> robust(ft.algorithms.fedavg(task)).transforms[0].label
-    'centered in buckets of 3'
-    """
-    return apply(algorithm, Robust(rule, bucket))
 
 
 def in_words(what: str, bucket: int) -> str:
@@ -249,7 +245,6 @@ def ask_buckets(
     """Put the question "train" to clients in buckets.
 
     Args:
-        fleet: the clients.
         clients: ids of those that are asked.
         payload: what they receive.
         options: of the question.
@@ -283,7 +278,6 @@ def deal_buckets(
     """Deal clients to buckets of at least `size`, within each slot.
 
     Args:
-        clients: ids.
         slot: of each; None puts all into slot 0.
         size: number of clients in a bucket, at least, if there are so many.
         rng: key of the dealing.
@@ -332,7 +326,7 @@ def combine_sums(sums: Sequence[Sum], rule: AnyRule) -> Sum:
     if len(buckets) == 1:
         return buckets[0]
     weights = torch.tensor([one.weight for one in buckets], dtype=torch.float64)
-    means = torch.stack([flat(one.value) / (one.weight or 1.0) for one in buckets])
+    means = torch.stack([numbers_of(one.value) / (one.weight or 1.0) for one in buckets])
     weight = float(Median()(weights[:, None])) * len(buckets)
     left = rule(means) * (weight or 1.0)
 
@@ -346,6 +340,6 @@ def combine_sums(sums: Sequence[Sum], rule: AnyRule) -> Sum:
     return Sum(map_leaves(part, buckets[0].value), weight)
 
 
-def flat(value: Tree) -> Tensor:
+def numbers_of(value: Tree) -> Tensor:
     """Return all numbers of a value (d,) in float64."""
     return torch.cat([torch.as_tensor(leaf, dtype=torch.float64).flatten() for leaf in leaves(value)])

@@ -25,7 +25,7 @@ from fedtide.core.weights import renamed, united
 from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise
 from fedtide.learn.layers import TRUNK, Layers, match_layers
-from fedtide.transforms.transform import Transform, apply, each_slot, keep_beside, made_with, shares_of, stepwise
+from fedtide.transforms.transform import Transform, each_slot, keep_beside, made_with, shares_of, stepwise
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Shared(Transform):
 
     Args:
         layers: the shared layers: "trunk" for all but the last one, "all", or names, for example ["conv1", "conv2"].
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
+    >>> ft.transforms.apply(ft.algorithms.ifca(task), ft.transforms.Shared()).transforms
+    (Shared(layers=('trunk',), kind='shared'),)
     """
 
     layers: Layers = (TRUNK,)
@@ -60,7 +65,7 @@ class Shared(Transform):
             return "its branches share all other layers already; branch_layer says which one is repeated"
         return "it trains one model for all" if models == "one" else ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Give all models of the method the same shared layers, and step these along the mean update of all."""
         task, server = made_with(algorithm, "task", "server")
         key = "transforms: 'shared'.layers"
@@ -119,21 +124,6 @@ class Shared(Transform):
         wrapped = work if hasattr(work, "sum_of") else train  # whole models need nothing
         works = {**algorithm.works, "train": wrapped}
         return replace(keep_beside(algorithm, begin, ask, with_trunk), works=works, as_served=as_served)
-
-
-def shared(algorithm: Algorithm, layers: str | Sequence[str] = TRUNK) -> Algorithm:
-    """Let the models of a method share some layers, which move by the mean update of all participants.
-
-    Args:
-        algorithm: a method with several models.
-        layers: "trunk" for all layers but the last one, "all", or names.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
-    >>> shared(ft.algorithms.ifca(task)).transforms
-    (Shared(layers=('trunk',), kind='shared'),)
-    """
-    return apply(algorithm, Shared(layers))  # type: ignore[arg-type]
 
 
 def send_models(models: Sequence[Weights], shared: Callable[[str], bool]) -> list[Weights]:

@@ -47,8 +47,8 @@ class Transform(Protocol):
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm; "" if it has one."""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
-        """Return the algorithm with it."""
+    def change(self, algorithm: Algorithm) -> Algorithm:
+        """Return the algorithm with it; `apply` checks before whether it is allowed."""
 
 
 OF_MODELS = "anchored", "at-home", "personalized", "pooled", "shared"
@@ -89,7 +89,7 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
             raise FedtideError(f"transforms: '{transform.kind}' {twice}; leave one out")
         if why := why_not(plain, transform):
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
-        changed = replace(transform(changed), plain=plain, transforms=(*changed.transforms, transform))
+        changed = replace(transform.change(changed), plain=plain, transforms=(*changed.transforms, transform))
     return changed
 
 

@@ -48,12 +48,12 @@ from fedtide.transforms.robust import (
     ask_buckets,
     bucket_traits,
     combine,
-    flat,
     in_words,
+    numbers_of,
     shorten,
     why_no_buckets,
 )
-from fedtide.transforms.transform import Through, Transform, apply
+from fedtide.transforms.transform import Through, Transform
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
@@ -82,6 +82,11 @@ class Trusted(Transform):
 
     Args:
         bucket: number of clients in a bucket, at least. With 1 the server sees the update of each client.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.Trusted()).transforms
+    (Trusted(bucket=1, kind='trusted'),)
     """
 
     bucket: Count = 1
@@ -97,7 +102,7 @@ class Trusted(Transform):
         """Return the reason why it has no meaning for an algorithm."""
         return why_no_buckets(algorithm)
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Ask clients in buckets, and hand the method the sums of trusted ones."""
 
         def init(fleet: Any, rng: Rng) -> Extended:
@@ -142,24 +147,15 @@ class Trusted(Transform):
         return replace(algorithm, init=init, round=round, serve=serve, traits=traits)
 
 
-def trusted(algorithm: Algorithm, bucket: int = 1) -> Algorithm:
-    """Leave clients that disagree with the others over rounds out of the sums of training.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> trusted(ft.algorithms.fedavg(task)).transforms
-    (Trusted(bucket=1, kind='trusted'),)
-    """
-    return apply(algorithm, Trusted(bucket))
-
-
 def certainty(sums: Tensor) -> Tensor:
-    """Return t / sqrt(q) of sums (..., 2), 0 where there are none.
+    """Return t / sqrt(q) of sums (..., 2), to four digits, 0 where there are none.
+
+    One observation has just 1 or -1, and its last bit must decide nothing.
 
     >>> certainty(torch.tensor([[-2.0, 4.0], [0.0, 0.0]])).tolist()
     [-1.0, 0.0]
     """
-    return sums[..., 0] / sums[..., 1].sqrt().clamp(min=TINY)
+    return (sums[..., 0] / sums[..., 1].sqrt().clamp(min=TINY)).round(decimals=4)
 
 
 def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
@@ -170,7 +166,7 @@ def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
     """
     if isinstance(total, Sum):
         is_update = isinstance(total.value, Weights) and total.weight > 0
-        return {place: flat(total.value) / total.weight} if is_update else {}
+        return {place: numbers_of(total.value) / total.weight} if is_update else {}
     parts = children(total) if is_node(total) else []
     return {key: x for name, part in parts for key, x in updates_of(part, f"{place}/{name}").items()}
 

@@ -51,7 +51,7 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, ingredient
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import classes_of
-from fedtide.transforms.transform import Transform, apply, each_slot, predict_own
+from fedtide.transforms.transform import Transform, each_slot, predict_own
 from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, in_words, look
 
 WATCH = "watch"
@@ -93,6 +93,11 @@ class Watch(Transform):
         period: windows after which they are like those before, such as 24 of an hour each.
         rows: number of rows that a client counts in a window, at most.
         rounds: how many rounds "alarm" trains.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.Watch(train="never")).transforms[0].label
+    'watched, trains never'
     """
 
     train: Literal["always", "never", "alarm"] = "always"
@@ -125,7 +130,7 @@ class Watch(Transform):
             return 'training changes its confidence, so labels = "first" soon tells nothing; allowed: "always", "never"'
         return ""
 
-    def __call__(self, algorithm: Algorithm) -> Algorithm:
+    def change(self, algorithm: Algorithm) -> Algorithm:
         """Let clients count each window before a round."""
         base = algorithm.traits.compute_cost
 
@@ -173,7 +178,7 @@ class Watch(Transform):
         totals = [None] if reply.total is None else reply.total if slot is not None else [reply.total]
         sums = [None if total is None else total["window"] for total in totals]
         windows = [None if one is None or one.weight <= 0 else as_window(one) for one in sums]
-        whole = pooled(windows)
+        whole = join_windows(windows)
         if whole is None:
             return watched, {"watch": {"rows": 0}}
         task = algorithm.options["task"]
@@ -205,21 +210,6 @@ class Watch(Transform):
             following = Known(left=self.rounds, counted=fleet.moment.round)
         shown = {"watch": {**lines[0], "clients": len(reply.clients), "groups": lines[1:], "alarms": alarms}}
         return following, shown if lines[0]["estimate"] is None else {"estimated": lines[0]["estimate"], **shown}
-
-
-def watch(algorithm: Algorithm, **options: Any) -> Algorithm:
-    """Let clients count confidences, predictions and labels in each round, and tell drift by their sums.
-
-    Args:
-        algorithm: a method whose clients predict classes.
-        options: of `Watch`.
-
-    >>> import fedtide as ft
-    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
-    >>> watch(ft.algorithms.fedavg(task), train="never").transforms[0].label
-    'watched, trains never'
-    """
-    return apply(algorithm, Watch(**options))
 
 
 def is_watched(algorithm: Algorithm) -> bool:
@@ -323,10 +313,10 @@ def as_window(total: Sum) -> Tensor:
     return torch.cat([total.value.double() / total.weight, torch.tensor([total.weight], dtype=torch.float64)])
 
 
-def pooled(windows: list[Tensor | None]) -> Tensor | None:
+def join_windows(windows: list[Tensor | None]) -> Tensor | None:
     """Return the window of the rows of several; None without any.
 
-    >>> pooled([torch.tensor([1.0, 3.0]), None, torch.tensor([0.0, 1.0])]).tolist()
+    >>> join_windows([torch.tensor([1.0, 3.0]), None, torch.tensor([0.0, 1.0])]).tolist()
     [0.75, 4.0]
     """
     filled = [window for window in windows if window is not None]

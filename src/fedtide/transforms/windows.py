@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import uninstalled
 
 BINS = 20
 """Bins of the top confidence, from 0 to 1."""
@@ -297,7 +297,7 @@ def detector(limit: float) -> Any:
     try:
         from river.drift import PageHinkley
     except ImportError:
-        raise FedtideError('transforms: "watch" needs river; pip install "fedtide[watch]"') from None
+        raise uninstalled('transforms: "watch" needs river', "watch") from None
     # Its sums fade by default, so that a quiet stream would drift up to the limit after ten thousand windows.
     return PageHinkley(min_instances=1, delta=SLACK, threshold=limit, alpha=1.0, mode="up")
 

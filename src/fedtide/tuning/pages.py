@@ -227,7 +227,6 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
     """Write the page about the folder of a tournament.
 
     Args:
-        root: the folder.
         out: path of the page; by default `report.html` in the folder.
 
     Raises:

@@ -28,7 +28,7 @@ from fedtide.config import Experiment, Method, brief, from_dict, resolved, slug,
 from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Moment
 from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
-from fedtide.core.record import read_rounds, run_lock
+from fedtide.core.record import read_lines, run_lock
 from fedtide.data.saved import usual_class
 from fedtide.data.targets import target_words
 from fedtide.draw.prose import counted, listed
@@ -208,7 +208,7 @@ def read_tournament(root: Path, *, imports: bool = True) -> Tournament:
     study = load(root, imports=imports)
     fields: dict[str, Any] = {"study": study, "reached": [], "failed": {}}
     try:
-        for line in read_rounds(root, LADDER):
+        for line in read_lines(root, LADDER):
             reached = fields["reached"] + ([line["rung"]] if "rung" in line else [])
             failed = fields["failed"] | line.get("failed", {})
             fields |= {**line, "reached": reached, "failed": failed, "spent": line["spent"]}
@@ -347,7 +347,6 @@ def begin_with_study(
 
     Args:
         root: the folder, which must not exist or be empty.
-        study: the study.
         where: its name in messages.
         budget: seconds.
         began: when its reading began, as `time.monotonic` says it.
@@ -411,7 +410,6 @@ def at_rates(
     """Yield the table of each proposed method at each rate, with the method and the reason; local training comes last.
 
     Args:
-        proposals: of an inspection.
         usual: training of a study that has no other.
     """
     for name, algorithm, options, why in sorted(proposals, key=lambda proposal: proposal.algorithm == LOCAL):
@@ -537,7 +535,7 @@ class Play:
 
     def done(self, entry: str, seed: int) -> int:
         """Return the last evaluation of a run, in rounds done."""
-        lines = read_rounds(self.folder(entry, seed))
+        lines = read_lines(self.folder(entry, seed))
         return max((int(line["round"]) + 1 for line in lines if "val" in line.get("scores", {})), default=0)
 
     def value(self, entry: str, seed: int, rounds: int) -> float:
@@ -647,7 +645,7 @@ def make_plan(play: Play, record: Tournament) -> Tournament:
             if outcome.get("failed"):
                 failed[run[0]] = outcome["failed"]
             elif outcome and play.done(*run):
-                lines = read_rounds(play.folder(*run), "timings.jsonl")  # the first round loads and warms up
+                lines = read_lines(play.folder(*run), "timings.jsonl")  # the first round loads and warms up
                 per_round = fmean(float(line["seconds"]) + float(line["evaluation"]) for line in (lines[1:] or lines))
                 setup = max(outcome["seconds"] - outcome["rounds"] * per_round, 0.0)
                 costs[method] = Cost(setup, per_round, len(variants[method]))

@@ -42,9 +42,9 @@ from fedtide.config import (
 from fedtide.config.overrides import assign, locate, seed_list
 from fedtide.core.atomic import append, write_text
 from fedtide.core.base import Scores
-from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown, within
+from fedtide.core.errors import UNREADABLE, FedtideError, refused, uninstalled, unknown, within
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import read_rounds, run_lock
+from fedtide.core.record import read_lines, run_lock
 from fedtide.core.rng import Rng
 from fedtide.draw.prose import counted
 from fedtide.evaluate.metrics import mean_of_last
@@ -485,7 +485,7 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str | N
     """
     searches = {(search.stage, search.method): search for stage in planned for search in stage}
     trials = []
-    for number, line in enumerate(read_rounds(root, TRIALS), start=1):
+    for number, line in enumerate(read_lines(root, TRIALS), start=1):
         where = f"{root / TRIALS}: line {number}"
         try:
             trial = TypeAdapter(Trial).validate_python(line)
@@ -717,7 +717,7 @@ def imported_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise FedtideError('fedtide tune: the search needs Optuna; pip install "fedtide[tune]"') from None
+        raise uninstalled("fedtide tune: the search needs Optuna", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # else every batch is a line
     return optuna
 

@@ -48,7 +48,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, uninstalled
 
 PRECISE = 1e-10
 """Relative width at which a search ends."""
@@ -220,10 +220,7 @@ def total_epsilon(runs: Iterable[Spent], delta: float) -> float:
     try:
         from dp_accounting import pld
     except ImportError:
-        raise FedtideError(
-            "wire.privacy: drawn participants are accounted for by dp-accounting, which is not installed; "
-            "pip install 'fedtide[privacy]'"
-        ) from None
+        raise uninstalled("wire.privacy: to account for drawn participants needs dp-accounting", "privacy") from None
     step = max(_farthest(z, sampling) for z, sampling, _ in draws) / POINTS
     losses = pld.privacy_loss_distribution
     whole = losses.identity(step)

@@ -228,7 +228,6 @@ def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -
 
     Args:
         clip: the bounds, of `wire.privacy.clip`.
-        algorithm: the algorithm.
         buffers: whether its model carries running statistics or frozen parameters.
         where: of the method, for messages.
     """

@@ -5,7 +5,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import uninstalled
 
 PRIMITIVES = (
     "ciphers", "ciphers.aead", "hashes", "kdf.hkdf", "serialization", "asymmetric.ec", "asymmetric.x25519",
@@ -32,8 +32,7 @@ def _imported(name: str, modules: Iterable[str], package: str = "") -> Any:
         for module in modules:
             import_module(f"{package}.{module}")
     except ImportError:
-        what = "real clients and masked sums need: pip install 'fedtide[deploy]'"
-        raise FedtideError(f"{name}: not installed; {what}") from None
+        raise uninstalled(f"real clients and masked sums need {name}", "deploy") from None
     return import_module(package)
 
 

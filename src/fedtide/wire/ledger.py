@@ -31,7 +31,7 @@ from torch import Tensor
 from fedtide.core.atomic import append, check_sha256, flush, naming, replacing, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
-from fedtide.core.record import ASKS, LEDGER, read_rounds
+from fedtide.core.record import ASKS, LEDGER, read_lines
 from fedtide.fields.types import Strict, checked
 from fedtide.wire.accounting import Plan, Spent, coefficients, total_epsilon
 from fedtide.wire.scores import is_score
@@ -307,7 +307,7 @@ def read(path: Path) -> list[Line]:
     Raises:
         FedtideError: a line is not what this program writes.
     """
-    lines = enumerate(read_rounds(path.parent, path.name), start=1)
+    lines = enumerate(read_lines(path.parent, path.name), start=1)
     return [checked(Line, values, f"{path}: line {number}") for number, values in lines]
 
 
@@ -373,7 +373,7 @@ class Safe:
     def offered(self) -> list[tuple[int, list[int]]]:
         """Return the rounds in which clients were asked to open a sum, with these."""
         try:
-            lines: list[Any] = read_rounds(self.folder, OFFERED)
+            lines: list[Any] = read_lines(self.folder, OFFERED)
             return [(int(number), list(clients)) for number, clients in lines]
         except (ValueError, TypeError):
             raise FedtideError(f"{self.folder / OFFERED}: damaged") from None
@@ -445,7 +445,7 @@ def check_released(record: Path, before: int) -> None:
     Raises:
         FedtideError: a sum is gone or damaged.
     """
-    asks = {line["round"]: line["asks"] for line in read_rounds(record, ASKS)}
+    asks = {line["round"]: line["asks"] for line in read_lines(record, ASKS)}
     safe = safe_of(record)
     for line in read(record / LEDGER) if asks else ():
         if line.round >= before or is_score(line.question):  # no model is made of scores

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from fedtide.core.atomic import append
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import LEDGER, read_rounds
+from fedtide.core.record import LEDGER, read_lines
 from fedtide.core.rng import Rng
 from fedtide.wire.accounting import Vector, coefficients, correlated, inverse
 from fedtide.wire.clip import HALF, WHOLE, WITHIN, Clip, adapted, bound_of, with_bounds
@@ -175,7 +175,7 @@ class SystemNoise:
     _seeds_by_draw: dict[tuple[str, int], bytes] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        lines = [] if self.seeds is None else read_rounds(self.seeds.parent, self.seeds.name)
+        lines = [] if self.seeds is None else read_lines(self.seeds.parent, self.seeds.name)
         try:
             self._seeds_by_draw = {(str(stream), int(at)): bytes.fromhex(seed) for stream, at, seed in lines}
         except (ValueError, TypeError):

@@ -221,7 +221,6 @@ def check_wire(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> Non
 
     Args:
         wire: how sums pass.
-        algorithm: the algorithm.
         cohort: how many clients it asks in a round.
         where: of the method, for messages.
 

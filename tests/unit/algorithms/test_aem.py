@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, aem
+from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power
 from fedtide.clusters.rounds import Served
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Prediction
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.learn.task import Task
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import summarize
 from fedtide.runs import folder
@@ -100,10 +99,7 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
 
 
 def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
-    run = played(
-        toy("aem", {"clusters": 3, "mixture": MIX}),
-        rounds=1,
-    )
+    run = played(toy("aem", {"clusters": 3, "mixture": MIX}), rounds=1)
     payload = Served(run.state.weights[1:], torch.tensor([1, 2]), torch.tensor(1))
     made = run.host.algorithm.predict(payload, [None], torch.randn(2, 4), torch.tensor([0, 0]))
     assert made.choice.tolist() == [3, 3]
@@ -112,9 +108,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', did you mean 'mixture'"):
-        fedtide.transforms.personalized(
-            aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.data.shift.DomainMixture()
-        )
+        fedtide.transforms.Personalized(fedtide.data.shift.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
             preflight(toy("aem", {"transforms": [{"kind": way, "model": "lenet5"}]}))

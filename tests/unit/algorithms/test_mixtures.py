@@ -125,10 +125,7 @@ def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_l
     build = lambda: nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(1), head=nn.Linear(1, 2)))  # noqa: E731
     task = Task(build, dtype=torch.float64, example=TASK.example)
     algorithm = pfedem(
-        task,
-        LocalTrainer(1e-9, local_steps=1, batch_size=0),
-        features=Identity(),
-        gaussian_init=Random(),
+        task, LocalTrainer(1e-9, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
     )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     answer = algorithm.works["train"](payload, None, shard_of([0, 1, 0, 5]), NOW, KEY)
@@ -187,10 +184,7 @@ def test_settings_that_cannot_be_are_said_before_anything_is_written(method, lin
 
 def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_are_borne():
     algorithm = pfedem(
-        TASK,
-        LocalTrainer(0.1, local_steps=1, batch_size=0),
-        features=Identity(),
-        gaussian_init=Random(),
+        TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
     )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     still = algorithm.works["train"](payload, None, shard_of([2, 2, 2]), NOW, KEY)

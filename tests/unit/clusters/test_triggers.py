@@ -7,16 +7,7 @@ import torch
 
 from fedtide.clusters.clusterer import MovingCenters
 from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, lengths, means
-from fedtide.clusters.triggers import (
-    Adaptive,
-    Event,
-    FixedFraction,
-    Gain,
-    Learned,
-    Width,
-    event_of,
-    theta,
-)
+from fedtide.clusters.triggers import Adaptive, Event, FixedFraction, Gain, Learned, Width, event_of, theta
 from fedtide.core.errors import FedtideError
 
 f64 = torch.float64

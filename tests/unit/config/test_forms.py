@@ -9,6 +9,7 @@ from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.learn.losses import WSM
 from fedtide.runs.build import host_of
+from fedtide.transforms import Anchored, Pooled, apply
 from fedtide.tuning.tune import stages
 from helpers.toys import TOY
 
@@ -145,9 +146,9 @@ def test_an_anchor_needs_validation_rows():
 
 
 @pytest.mark.parametrize(("build", "said"), [
-    (lambda: ft.transforms.anchored(TASK), r"found 'Task', allowed: an Algorithm"),
-    (lambda: ft.transforms.apply(ft.algorithms.ifca(TASK), "anchored"), r"found 'anchored', allowed: a transform"),
-    (lambda: ft.transforms.pooled(ft.algorithms.ifca(TASK)), "its models begin with different weights"),
+    (lambda: apply(TASK, Anchored()), r"found 'Task', allowed: an Algorithm"),
+    (lambda: apply(ft.algorithms.ifca(TASK), "anchored"), r"found 'anchored', allowed: a transform"),
+    (lambda: apply(ft.algorithms.ifca(TASK), Pooled()), "its models begin with different weights"),
 ])  # fmt: skip
 def test_a_mistake_in_python_is_one_line_in_python(build, said):
     with pytest.raises(FedtideError, match=said):

@@ -16,18 +16,7 @@ from hypothesis import strategies as st
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
-from fedtide.config import (
-    Experiment,
-    axes,
-    brief,
-    from_dict,
-    options_model,
-    points,
-    read,
-    resolved,
-    slug,
-    to_toml,
-)
+from fedtide.config import Experiment, axes, brief, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
 from fedtide.data.shift.who import Always, Periodic

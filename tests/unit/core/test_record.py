@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import CLIENT_COLUMNS, FILES, Mark, Record, plain, read_rounds, run_lock, whole
+from fedtide.core.record import CLIENT_COLUMNS, FILES, Mark, Record, plain, read_lines, run_lock, whole
 
 HEADER = ",".join(CLIENT_COLUMNS) + "\n"
 
@@ -142,7 +142,7 @@ def test_a_record_has_a_file_for_forgetting_only_where_it_is_measured(tmp_path):
     marks = record.marks()
     record.append("forgetting.jsonl", {"round": 1, "mean": 0.5})
     record.close()
-    assert read_rounds(tmp_path, "forgetting.jsonl") == [{"round": 0, "mean": None}, {"round": 1, "mean": 0.5}]
+    assert read_lines(tmp_path, "forgetting.jsonl") == [{"round": 0, "mean": None}, {"round": 1, "mean": 0.5}]
     Record(tmp_path, marks, forgetting=True).close()
     assert text(tmp_path, "forgetting.jsonl") == '{"round": 0, "mean": null}\n'
     (tmp_path / "forgetting.jsonl").unlink()
@@ -188,6 +188,6 @@ def test_whole_lines_are_read_wherever_the_last_one_was_cut_off(tmp_path):
     )
     for length in range(len(line)):
         (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n' + line[:length])
-        assert read_rounds(tmp_path) == [{"round": 0}]
+        assert read_lines(tmp_path) == [{"round": 0}]
     (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n' + line + "\n")
-    assert len(read_rounds(tmp_path)) == 2
+    assert len(read_lines(tmp_path)) == 2

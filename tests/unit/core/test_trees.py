@@ -308,12 +308,7 @@ def test_a_single_model_in_a_tuple_stays_one():
 
 @pytest.mark.parametrize(
     ("held", "update", "slot"),
-    [
-        ((HERE, HERE), STEP, None),
-        ((HERE, HERE), STEP, 2),
-        (HERE, {1: STEP}, None),
-        (HERE, {0: STEP, 1: STEP}, None),
-    ],
+    [((HERE, HERE), STEP, None), ((HERE, HERE), STEP, 2), (HERE, {1: STEP}, None), (HERE, {0: STEP, 1: STEP}, None)],
 )
 def test_an_update_for_nobody_knows_whom_is_refused(held, update, slot):
     with pytest.raises(LookupError, match=r"does not say which of [12] models it belongs to"):

@@ -6,7 +6,7 @@ import torch
 from fedtide.config import from_dict, resolved
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.data.shift import Python, Shift
 from fedtide.runs.build import cohort_size, host_of, population_of, task_of
 from fedtide.runs.preflight import preflight
@@ -217,7 +217,7 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     algorithm = host_of(experiment, method, 0).algorithm
     assert (algorithm.traits.first, algorithm.traits.deadline) == (None, None)
     list(Run(experiment, method, 0, tmp_path / "toy" / "0").play())
-    assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]
+    assert [line["trained"][0] for line in read_lines(tmp_path / "toy" / "0")] == [3, 3, 3]
 
 
 def test_reading_a_configuration_runs_no_code_of_the_user():

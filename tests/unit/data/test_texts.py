@@ -135,10 +135,7 @@ def test_half_a_character_is_replaced(kind, tmp_path, model):
         ({"tokenizer": "nowhere"}, r"^data\.source\.tokenizer: no such file or folder: .*nothing is downloaded"),
         ({"tokenizer": None, "package": "no_such"}, r"^data\.source\.package: found 'no_such'"),
         ({"label": "when"}, r"allowed: two or more"),
-        (
-            {"context": 1},
-            r"^data\.source\.context: found 1, but the tokenizer .*; allowed: \d or more",
-        ),
+        ({"context": 1}, r"^data\.source\.context: found 1, but the tokenizer .*; allowed: \d or more"),
     ],
 )
 def test_what_is_wrong_is_one_line(changes, line, table, model, monkeypatch):

@@ -41,8 +41,7 @@ def test_a_view_without_rows_is_left_out():
 def test_of_the_views_only_those_that_are_named_are_judged():
     assert [view.name for view in views(population(), named=("val", "train_clients"))] == ["train_clients", "val"]
     with pytest.raises(
-        FedtideError,
-        match=r"eval_splits: found 'held_out_clients', but no clients .* allowed: train_clients, val",
+        FedtideError, match=r"eval_splits: found 'held_out_clients', but no clients .* allowed: train_clients, val"
     ):
         views(population(held_out_clients={"clients": 0}), named=("train_clients", "held_out_clients"))
 

@@ -9,7 +9,7 @@ import torch
 import fedtide as ft
 from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.evaluate import Metric
 from fedtide.report.accuracy import metrics_table
 from fedtide.report.claims import claims_table
@@ -63,7 +63,7 @@ def test_they_are_recorded_summarized_and_shown(tmp_path):
     (summary,) = finished.summaries
     values = {}
     for seed in (0, 1):
-        lines = read_rounds(tmp_path / "run" / "toy" / str(seed))
+        lines = read_lines(tmp_path / "run" / "toy" / str(seed))
         for view in (view for line in lines for view in line["scores"].values()):
             assert view["cost"] == pytest.approx(2 * view["rows"] * (1 - view["accuracy"]))
             assert view["pricey"] == pytest.approx(1.5 * view["cost"])
@@ -84,7 +84,7 @@ def test_they_are_recorded_summarized_and_shown(tmp_path):
 def test_it_reads_what_is_counted_by_class(tmp_path):
     told = {"kind": "python", "function": "mine:balanced", "unit": "share", "needs": "confusion"}
     ft.run(measured("macro-f1", told, eval_every=1), tmp_path / "run")
-    for line in read_rounds(tmp_path / "run" / "toy" / "0"):
+    for line in read_lines(tmp_path / "run" / "toy" / "0"):
         for view in line["scores"].values():
             assert 0 < view["balanced"] <= 1
     with pytest.raises(FedtideError, match=r"metrics\[0\]"):  # nothing is counted where it is not said to be needed
@@ -98,7 +98,7 @@ def test_it_knows_the_groups_of_clients_and_the_round(tmp_path):
     data = {"partition": {"kind": "by-group", "of": {"day": {"kind": "iid", "clients": 4},
                                                      "night": {"kind": "iid", "clients": 4}}}, **grouped}  # fmt: skip
     ft.run(measured("mine:late_first_group", eval_every=1, data=data), tmp_path / "run")
-    lines = read_rounds(tmp_path / "run" / "toy" / "0")
+    lines = read_lines(tmp_path / "run" / "toy" / "0")
     for line in lines:
         for view in line["scores"].values():
             first = next(iter(view["groups"].values()))

@@ -17,7 +17,8 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked_engine as engines
 from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.stacked_engine import StackedEngine
-from fedtide.laws.every import with_rows
+from fedtide.laws.case import Case
+from fedtide.laws.every import stacks, with_rows
 from fedtide.learn import stack
 from fedtide.learn.by_batch import StackedGradient
 from fedtide.learn.fast.stacks import FuncStack
@@ -410,3 +411,14 @@ def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(engines, "ROW_BYTES", 30 * 16)
     near(played(experiment, host=host, rounds=1, engine=StackedEngine).state, whole)
     assert sizes == [[53], [20], [9, 7, 4], [4, 1]]
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedrc", "fedavg"])
+def test_stacked_clients_of_several_labels_are_those_of_one_by_one(tmp_path, name):
+    draw = np.random.default_rng(0)
+    path = tmp_path / "labels.npz"
+    np.savez(
+        path, x=draw.normal(size=(96, 4)).astype("float32"), y=draw.integers(0, 2, (96, 3)), client=np.arange(96) % 8
+    )
+    data = {"source": {"kind": "npz", "path": str(path)}, "target": "labels", "groups": "none"}
+    stacks(Case(lambda given=None, **changes: toy(name, given, data=data, shift={"who": "always"}, **changes), None))

@@ -55,7 +55,7 @@ def test_a_network_of_one_layer_has_nothing_else():
     assert all(map(in_last_layer(task), task.scratch.names))
     assert Networks(task).features(None)(task.init(Rng(0)), EXAMPLE).shape == (2, 4)
     with pytest.raises(FedtideError, match="nothing is left to send"):
-        ft.transforms.at_home(ft.algorithms.fedavg(task))
+        ft.transforms.apply(ft.algorithms.fedavg(task), ft.transforms.AtHome())
 
 
 @pytest.mark.parametrize("layer", ["2", ""])

@@ -394,10 +394,7 @@ SETTINGS = {
         LocalTrainer(momentum=0.9, weight_decay=0.1),
         lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9, weight_decay=0.1),
     ),
-    "adam": (
-        LocalTrainer(optimizer="adam", weight_decay=0.1),
-        lambda p: torch.optim.Adam(p, lr=0.3, weight_decay=0.1),
-    ),
+    "adam": (LocalTrainer(optimizer="adam", weight_decay=0.1), lambda p: torch.optim.Adam(p, lr=0.3, weight_decay=0.1)),
     "adamw": (
         LocalTrainer(optimizer="adamw", weight_decay=0.1),
         lambda p: torch.optim.AdamW(p, lr=0.3, weight_decay=0.1),

@@ -14,13 +14,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task, with_branches
-from fedtide.mixtures.branches import (
-    BranchLoss,
-    divide_branches,
-    keep_chosen,
-    most_certain,
-    step_trained,
-)
+from fedtide.mixtures.branches import BranchLoss, divide_branches, keep_chosen, most_certain, step_trained
 from fedtide.models.networks import MLP
 
 CLASSES, ROWS, DIMS = 3, 6, 4

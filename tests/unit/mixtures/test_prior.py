@@ -11,14 +11,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Spelled
-from fedtide.mixtures.priors import (
-    Block,
-    Cosine,
-    Linear,
-    Prior,
-    Soft,
-    Uniform,
-)
+from fedtide.mixtures.priors import Block, Cosine, Linear, Prior, Soft, Uniform
 from fedtide.runs.build import host_of
 from helpers.toys import toy
 
@@ -120,10 +113,7 @@ def test_without_a_period_nothing_can_be_expected(prior):
     [
         ({"period": "1x"}, r"prior.period: found '1x', allowed: a number of rounds above 0, or a time such as '1d'"),
         ({"period": 8, "phase": "3h"}, r"prior.phase: found '3h', allowed: a round, because period is 8.0"),
-        (
-            {"period": "1d", "phase": 3.5},
-            r"prior.phase: found 3.5, allowed: a time such as '14h', because",
-        ),
+        ({"period": "1d", "phase": 3.5}, r"prior.phase: found 3.5, allowed: a time such as '14h', because"),
     ],
 )
 def test_a_period_is_one_of_rounds_or_of_the_clock(prior, line):

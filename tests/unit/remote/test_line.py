@@ -125,9 +125,7 @@ def test_a_node_shows_its_key_for_its_server_alone(federation, rome):
     assert (shown["name"], shown["run"], shown["scheme"]) == (rome.name, rome.run, 1)
     assert shown["key"] == federation.keys["rome"]
     assert not verify_signature(
-        shown["key"],
-        shown["signature"],
-        claim_bytes(rome.run, rome.authority, rome.name, "0" * 64, shown["nonce"]),
+        shown["key"], shown["signature"], claim_bytes(rome.run, rome.authority, rome.name, "0" * 64, shown["nonce"])
     )
     assert said[-1] == "the study is over"
 

@@ -12,7 +12,7 @@ from fedtide.core.base import Moment, Slotted, Weighted
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, same
 from fedtide.evaluate.judge import Judge, views
@@ -303,7 +303,7 @@ def test_kills_of_the_server_among_losses_leave_a_run_that_is_played_again_with_
 
     def replaying(run_again):
         made = host_of(run.experiment, run.method, run.seed)
-        lines = read_rounds(run.folder, "asks.jsonl")
+        lines = read_lines(run.folder, "asks.jsonl")
         return Judge(made.algorithm, replayed(made, lines), [])
 
     for _ in range(4):

@@ -45,11 +45,7 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
     Round 0 alone would match the other way round.
     """
     run = run_of_lines(
-        tmp_path,
-        {"split": [[1, 0], [0, 1]]},
-        {},
-        {"split": [[0, 9], [8, 1]]},
-        {"split": [[0, 8], [7, 0]]},
+        tmp_path, {"split": [[1, 0], [0, 1]]}, {}, {"split": [[0, 9], [8, 1]]}, {"split": [[0, 8], [7, 0]]}
     )
     assert components(run) == (1, 0)
     assert purities(run)[[0, 2, 3]].tolist() == pytest.approx([0.0, 17 / 18, 1.0])

@@ -292,12 +292,7 @@ TEM = {
     "prior": {"kind": "linear", "period": 4},
     "local": {"lr": 0.1, "batch_size": 4},
 }
-MIN = {
-    "name": "Min Loss",
-    "algorithm": "min-loss",
-    "cohort": 4,
-    "local": {"lr": 0.1, "batch_size": 4},
-}
+MIN = {"name": "Min Loss", "algorithm": "min-loss", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
 CLAIMS = [
     {"text": "FedTEM is better than nothing", "method": "FedTEM", "bound": 1e-6},
     {"text": "FedTEM is perfect", "method": "FedTEM", "bound": 1.01},

@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedtide.draw import figures
-from fedtide.report.clusters import (
-    agreement,
-    ari,
-    churn,
-    contingency,
-    draw_evenly,
-    evenness,
-    membership,
-    nmi,
-    purity,
-)
+from fedtide.report.clusters import agreement, ari, churn, contingency, draw_evenly, evenness, membership, nmi, purity
 from fedtide.report.run_records import RunRecord
 from helpers.records import run_of_lines
 

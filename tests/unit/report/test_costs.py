@@ -8,7 +8,7 @@ import pytest
 
 from fedtide.config import Claim, from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
 from fedtide.report.costs import clock_table, clustering_table, cost_table, epsilon_and_accuracy, measure
@@ -330,7 +330,7 @@ def test_the_bytes_of_reports_and_the_seconds_of_clustering_are_by_themselves(tm
     for plain, line in zip(fedavg, feddrift, strict=True):  # they train alike
         assert line["down"] - plain["down"] == line["clustering"]["down"]
         assert line["up"] - plain["up"] == line["clustering"]["up"]
-    timings = [read_rounds(method.runs[0].folder, "timings.jsonl") for method in record.methods]
+    timings = [read_lines(method.runs[0].folder, "timings.jsonl") for method in record.methods]
     worked = [[line.get("clustering", 0.0) > 0 for line in lines] for lines in timings]
     assert worked == [[False] * 3, [True, False, False], [True, False, False], [True] * 3]
     assert all(line.get("clustering", 0.0) < line["seconds"] for lines in timings for line in lines)

@@ -5,16 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.report.clusters import (
-    Fall,
-    cluster_counts,
-    falls,
-    intervals,
-    marks,
-    measure_drift,
-    notice,
-    reclusterings,
-)
+from fedtide.report.clusters import Fall, cluster_counts, falls, intervals, marks, measure_drift, notice, reclusterings
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
 from helpers.records import record_like, run_of_lines
@@ -38,17 +29,17 @@ def test_falls_by_hand():
     """
     values = [0.7, 0.8, 0.5, 0.795, 0.7, 0.75]
     first, second = falls(AFTER, values, [4, 9], 12)
-    assert first == Fall(4, 0.8, 0.5, 4, True)
-    assert second == Fall(9, 0.795, 0.7, 3, False)
+    assert first == Fall(0.8, 0.5, 4, True)
+    assert second == Fall(0.795, 0.7, 3, False)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([0.5, 0.5, 0.6, 0.7, 0.8, 0.9], Fall(5, 0.5, 0.6, 0, True)),  # only rises
-        ([0.5, 0.5, 0.495, 0.6, 0.6, 0.6], Fall(5, 0.5, 0.495, 0, True)),  # within a point all the time
-        ([0.5, 0.5, 0.5, 0.4, 0.3, 0.5], Fall(5, 0.5, 0.3, 7, True)),  # falls slowly: back from the lowest on
-        ([0.5, 0.5, 0.3, 0.5, 0.3, 0.4], Fall(5, 0.5, 0.3, 3, True)),  # of two lowest the first
+        ([0.5, 0.5, 0.6, 0.7, 0.8, 0.9], Fall(0.5, 0.6, 0, True)),  # only rises
+        ([0.5, 0.5, 0.495, 0.6, 0.6, 0.6], Fall(0.5, 0.495, 0, True)),  # within a point all the time
+        ([0.5, 0.5, 0.5, 0.4, 0.3, 0.5], Fall(0.5, 0.3, 7, True)),  # falls slowly: back from the lowest on
+        ([0.5, 0.5, 0.3, 0.5, 0.3, 0.4], Fall(0.5, 0.3, 3, True)),  # of two lowest the first
     ],
 )
 def test_the_shapes_of_a_fall(values, expected):
@@ -57,7 +48,7 @@ def test_the_shapes_of_a_fall(values, expected):
 
 def test_an_event_that_was_not_judged_on_both_sides_is_left_out():
     assert falls([4, 8], [0.5, 0.4], [2], 8) == []  # nothing before
-    assert [fall.event for fall in falls([4, 8], [0.5, 0.4], [5, 6], 8)] == [6]  # nothing between 5 and 6
+    assert [fall.rounds for fall in falls([4, 8], [0.5, 0.4], [5, 6], 8)] == [2]  # nothing between 5 and 6
     assert falls([], [], [5], 8) == []
 
 

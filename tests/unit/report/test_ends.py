@@ -28,8 +28,7 @@ ALIKE = ("one unseen client of two groups", "one judged client of two groups")
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in ENDS],
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in ENDS]
 )
 def ended(request, tmp_path_factory):
     return run(raw(A, FEDTEM, **{**TURNS, **ENDS[request.param]}), tmp_path_factory.mktemp("ends") / "run", workers=1)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.record import ASKS, read_lines
 from fedtide.remote.asks import nodes_of, state_of
 from fedtide.report.clients import nodes_over_rounds, nodes_table
 from fedtide.report.run_records import ExperimentRecord
@@ -38,7 +38,7 @@ def record(path: Path):
 
 
 def test_a_record_tells_of_each_node(tmp_path):
-    berlin, lyon, oslo = nodes_of(read_rounds(folder(tmp_path), ASKS))
+    berlin, lyon, oslo = nodes_of(read_lines(folder(tmp_path), ASKS))
     assert (berlin.asked, berlin.words["answered"], berlin.words["refused"]) == (4, 2, 2)
     assert (lyon.words["late"], lyon.words["abstained"], lyon.shown) == (2, 1, {"pi"})
     assert berlin.reasons == {"refused: a weight of 1e30": 1, "not finite": 1}

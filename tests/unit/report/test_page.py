@@ -107,10 +107,7 @@ def test_any_experiment_has_a_page(tmp_path, case):
     assert "table" in page.tags
 
 
-NAMES = [
-    ["<b>bold</b> & co", "quotes \"x\" 'y'", "100 % ^ {x}", "Ünïcödé"],
-    ["_under", "$5", "$6 and $7", r"$\oops$"],
-]
+NAMES = [["<b>bold</b> & co", "quotes \"x\" 'y'", "100 % ^ {x}", "Ünïcödé"], ["_under", "$5", "$6 and $7", r"$\oops$"]]
 
 
 @pytest.mark.parametrize("names", NAMES)

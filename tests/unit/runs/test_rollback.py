@@ -7,7 +7,7 @@ import pytest
 from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ROLLBACKS, read_rounds, run_lock
+from fedtide.core.record import ROLLBACKS, read_lines, run_lock
 from fedtide.core.trees import same
 from fedtide.report.page import write_report
 from fedtide.runs.digest import verify
@@ -107,7 +107,7 @@ def test_a_rollback_to_the_newest_round_takes_an_earlier_one_back(tmp_path, meth
         roll_back(run.folder, number)
     played(run)
     played(plain)
-    assert read_rounds(run.folder, ROLLBACKS) == [{"after": 3, "to": 1}, {"after": 3, "to": 3}]
+    assert read_lines(run.folder, ROLLBACKS) == [{"after": 3, "to": 1}, {"after": 3, "to": 3}]
     assert states(run) == states(plain)
 
 

@@ -21,7 +21,7 @@ from fedtide.cli.commands import main
 from fedtide.config import from_dict, read
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.data.partition import Split
 from fedtide.data.rows import Rows
 from fedtide.models.transformer import load_base
@@ -100,7 +100,7 @@ def test_nodes_with_bases_of_their_own_have_the_bits_of_the_simulation(tmp_path,
     serve_near(site, again, 3, judged=True)
     result = replay(site.run, [tmp_path / FILES[name] for name in NAMES])
     assert (result.rounds, result.equal, result.differs) == (3, True, None)
-    scores = read_rounds(site.record)[-1]["scores"]["train_clients"]
+    scores = read_lines(site.record)[-1]["scores"]["train_clients"]
     assert scores["rows"] > 10
     assert ("perplexity" in scores) == ("metrics" in changes)
     sent = max(line["sent"] for line in map(json.loads, (tmp_path / "oslo" / RECORD).read_text().splitlines()))

@@ -78,10 +78,7 @@ def test_rows_that_are_not_those_of_the_study_are_refused(berlin, old, new, said
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (
-            '1.5,2,3,calm\n"2,5",2,3,calm',
-            r"row 3: pulse: found '2,5', allowed: a number with a point",
-        ),
+        ('1.5,2,3,calm\n"2,5",2,3,calm', r"row 3: pulse: found '2,5', allowed: a number with a point"),
         ("x,2,3,calm", "row 2: pulse: found 'x', allowed: a number$"),  # and no keys of the study
         (",2,3,calm", "row 2: pulse: found '', allowed: a value$"),
         (b"1,2,3,m\x81de", r"berlin\.csv: damaged or not a CSV file in UTF-8"),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import LEDGER, read_rounds
+from fedtide.core.record import LEDGER, read_lines
 from fedtide.inspection.answers import QUESTIONS
 from fedtide.inspection.bounded import VALUES
 from fedtide.inspection.by_sums import STAGES
@@ -99,7 +99,7 @@ def test_noise_leaves_six_clients_no_word_and_is_accounted(tmp_path, capsys):
     site = made(shops(tmp_path, **BOUNDED, wire={"privacy": PRIVACY}), tmp_path / "site")
     assert "0 of 2 questions were asked" in refused(capsys, tmp_path, "inspect", site.root)
     play(site, 2)
-    ledger = read_rounds(site.record, LEDGER)
+    ledger = read_lines(site.record, LEDGER)
     assert [line["question"] for line in ledger] == ["asked", "asked"]
     assert ledger[-1]["epsilon"] == pytest.approx(4.0, rel=1e-3)
     capsys.readouterr()

@@ -11,7 +11,7 @@ pytest.importorskip("cryptography")
 from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS, LEDGER, read_rounds
+from fedtide.core.record import ASKS, LEDGER, read_lines
 from fedtide.site.accounts import ledger_for
 from fedtide.site.leaving import describe_released, take_out
 from fedtide.site.serve import hold
@@ -44,7 +44,7 @@ def test_the_others_play_again_and_come_to_the_bits_of_a_study_without_it(tmp_pa
     for fact in ("rounds 0, 1, 2 and 3", with_it[:16], "cannot be taken back: models"):
         assert fact in said
     assert not site.run.exists()
-    assert len(read_rounds(site.root / "run-with-lyon" / "scaffold" / "0")) == 4
+    assert len(read_lines(site.root / "run-with-lyon" / "scaffold" / "0")) == 4
     serve_near(site, nodes)
     other, fresh = made(tmp_path / "other")
     took_out(other)
@@ -95,9 +95,9 @@ def test_a_killed_command_is_ended_by_the_same(tmp_path, monkeypatch, until):
         patch.setattr(name, die)
         with pytest.raises(Killed):
             took_out(site)
-    assert len(read_rounds(site.record)) == 2
+    assert len(read_lines(site.record)) == 2
     took_out(site)
-    assert len(read_rounds(site.root / "run-with-lyon" / "scaffold" / "0")) == 2
+    assert len(read_lines(site.root / "run-with-lyon" / "scaffold" / "0")) == 2
     assert "nothing to play again" in took_out(site)
 
 
@@ -118,7 +118,7 @@ def test_masked_and_private_studies_say_what_cannot_be_taken_back(tmp_path):
     assert [line["round"] for line in lines] == [0, 1]
     assert "client 1: " in said
     assert "rounds 0 and 1" in said
-    assert len(read_rounds(site.record)) == 2
+    assert len(read_lines(site.record)) == 2
 
 
 def test_released_scores_are_named_with_what_they_cost(tmp_path):

@@ -66,9 +66,7 @@ def served(folder, site, files):
 
 
 @pytest.mark.parametrize(
-    ("wire", "rows"),
-    [({}, [90, 60, 30]), ({"secure": True, "fewest": 3}, [90, 0, 90])],
-    ids=["plain", "masked"],
+    ("wire", "rows"), [({}, [90, 60, 30]), ({"secure": True, "fewest": 3}, [90, 0, 90])], ids=["plain", "masked"]
 )
 def test_a_window_counts_the_rows_that_files_have_now_and_training_does_not(tmp_path, wire, rows):
     site = watched(tmp_path, **({"wire": wire} if wire else {}))

@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 from fedtide.cli.commands import main
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.totals import Vectors
 from fedtide.remote.asks import nodes_of as told_of
@@ -119,7 +119,7 @@ def test_all_that_differs_in_a_round_is_named(tmp_path):
     play(site)
     other = shutil.copytree(site.record, tmp_path / "other")
     assert list(differences(site.record, other)) == []
-    lines = read_rounds(other)
+    lines = read_lines(other)
     lines[1] |= {"asked": 99, "answered": 98, "seconds": int(lines[1]["seconds"])}
     (other / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:-1]))
     found = list(differences(site.record, other))
@@ -141,8 +141,8 @@ def test_a_real_run_reports_refusals_by_their_reason_and_neither_waiting_nor_a_s
     assert f"FedAvg: 4 of 12 answers of clients were refused, as the table of nodes says: {why}" in html.unescape(page)
     assert "not finite" not in page
     assert "imulated" not in page
-    assert sum(line["seconds"] for line in read_rounds(site.record, "timings.jsonl")) < 1e6
-    for node in told_of(read_rounds(site.record, "asks.jsonl")):  # what the server counts, the node counts too
+    assert sum(line["seconds"] for line in read_lines(site.record, "timings.jsonl")) < 1e6
+    for node in told_of(read_lines(site.record, "asks.jsonl")):  # what the server counts, the node counts too
         asked = [json.loads(line) for line in (tmp_path / node.name / "asked.jsonl").read_text().splitlines()]
         assert node.down == sum(line["received"] for line in asked)
         assert node.up == sum(line["sent"] for line in asked)
@@ -208,7 +208,7 @@ def test_the_models_of_a_private_run_are_made_of_released_sums(private, tmp_path
 
 
 def test_a_private_record_of_real_clients_has_no_numbers_of_single_ones(private):
-    lines = read_rounds(private.record)
+    lines = read_lines(private.record)
     assert len((private.record / "clients.csv").read_text().splitlines()) == 1
     assert not any(entry for line in lines for entry in line.get("scores", {}).values())
     assert not any("client_loss" in line or line["participants"] for line in lines)

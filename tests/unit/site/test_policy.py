@@ -172,12 +172,7 @@ def terms(name: str, policy: Policy = Policy(), wire: Wire = FLOATING) -> list[s
         ("fedem", Policy(rows_at_least=20), None, "refused: score of a client with fewer than 20 rows for it"),
         ("flexcfl drifts", Policy(), None, "asks: shifted: receives 0 B, sends 4 B: nothing to be summed"),
         ("flexcfl drifts", Policy(), None, "for each client by itself: shifted (1 number), at shifted"),
-        (
-            "flexcfl drifts",
-            Policy(reveals=("update",)),
-            None,
-            "refused: shifted, because its owner does not reveal ",
-        ),
+        ("flexcfl drifts", Policy(reveals=("update",)), None, "refused: shifted, because its owner does not reveal "),
     ],
 )
 def test_a_line_of_the_terms(name, policy, steps, line):

@@ -9,7 +9,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import LEDGER, ROLLBACKS, read_rounds
+from fedtide.core.record import LEDGER, ROLLBACKS, read_lines
 from fedtide.core.trees import same
 from fedtide.report.page import write_report
 from fedtide.runs import folder
@@ -49,7 +49,7 @@ def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     assert done("rollback", site.root, 2) == 0
     assert re.findall(r"round (\d+)", " ".join(capsys.readouterr().out.split())) == ["6", "2"]
     assert {path: path.read_bytes() for path in before} == before  # a line was written, and nothing else
-    assert read_rounds(site.record, ROLLBACKS) == [{"after": 5, "to": 2}]
+    assert read_lines(site.record, ROLLBACKS) == [{"after": 5, "to": 2}]
     assert [verdict.wrong for verdict in verify(site.run)] == [None]
     earlier, received = state_of(site, 2), []
 
@@ -71,7 +71,7 @@ def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     assert roll_back(site, 6) == Rollback(7, 6)
     assert play(site) == 8
     assert kept_in(site) == [1, 2, 6, 8]
-    lines = read_rounds(site.record)
+    lines = read_lines(site.record)
     assert [line["round"] for line in lines] == list(range(8))
     assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 6}
     assert [verdict.wrong for verdict in verify(site.run)] == [None]
@@ -95,9 +95,9 @@ def test_a_rollback_that_was_not_played_yet_survives_kills_and_can_be_taken_back
         patch.setattr("fedtide.core.checkpoint.save", lambda *given, **named: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             play(site)
-    assert read_rounds(site.record, ROLLBACKS) == [{"after": 3, "to": 1}]
+    assert read_lines(site.record, ROLLBACKS) == [{"after": 3, "to": 1}]
     roll_back(site, 3)
-    assert read_rounds(site.record, ROLLBACKS) == [{"after": 3, "to": 1}, {"after": 3, "to": 3}]
+    assert read_lines(site.record, ROLLBACKS) == [{"after": 3, "to": 1}, {"after": 3, "to": 3}]
     assert play(site) == 8
     (tmp_path / "whole").mkdir()
     whole = made(tmp_path / "whole", "FedAvg", **KEPT)

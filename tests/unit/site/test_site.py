@@ -83,12 +83,7 @@ def simulated(**changes):
     [
         ({}, "a,b,c", "Scaffold", "unknown|found 'Scaffold'.*did you mean 'SCAFFOLD'"),
         ({"sweep": {"method.SCAFFOLD.local.lr": [0.1, 0.2]}}, "a,b,c", "SCAFFOLD", "sweep: found one"),
-        (
-            simulated(algorithm="oracle", cohort=3),
-            "a,b,c",
-            "A",
-            "found 'A', but it asks for .*only a simulation knows",
-        ),
+        (simulated(algorithm="oracle", cohort=3), "a,b,c", "A", "found 'A', but it asks for .*only a simulation knows"),
         (simulated(algorithm="centralized"), "a,b,c", "A", "only a simulation knows"),
         (simulated(algorithm="fedtem", decide_per="oracle", cohort=3), "a,b,c", "A", "decide_per: found 'oracle'"),
         ({}, "a,b", "SCAFFOLD", "clients_per_round: found 3, but the nodes have 2 clients; allowed: at most 2"),

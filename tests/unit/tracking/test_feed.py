@@ -8,7 +8,7 @@ import fedtide as ft
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import TensorBoard, WandB, read_tracker
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.runs.experiment import RunsDisplay
 from fedtide.tracking import feed
 from fedtide.tracking.feed import Tracked, Tracking, values_of
@@ -45,7 +45,7 @@ def tracked(**changes):
 
 
 def of_record(root):
-    return [(line["round"] + 1, values_of(line)) for line in read_rounds(root / "toy" / "0")]
+    return [(line["round"] + 1, values_of(line)) for line in read_lines(root / "toy" / "0")]
 
 
 def test_a_run_that_is_played_tells_all_that_its_record_says(kept, tmp_path):
@@ -117,7 +117,7 @@ def test_where_a_tracker_fails_the_run_goes_on(kept, tmp_path, monkeypatch):
 
     assert execute(experiment, tmp_path, workers=1, display=display)
     assert said == [f"tracking ended (ConnectionError: no server); later: fedtide track {tmp_path}"]
-    assert len(read_rounds(tmp_path / "toy" / "0")) == 4
+    assert len(read_lines(tmp_path / "toy" / "0")) == 4
 
 
 def test_a_missing_library_is_one_line_before_a_run(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from importlib import import_module
 import pytest
 
 from fedtide.config import from_dict, resolved, to_toml
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.tracking.feed import values_of
 from helpers.toys import toy
 
@@ -48,7 +48,7 @@ def killed_and_resumed(kind, folder):
     assert b"held_out_clients" in lines.read_bytes()
     subprocess.run([*FEDTIDE, *command, "--quiet"], cwd=folder, check=True)
     told = {}
-    for line in read_rounds(root / "toy" / "0"):
+    for line in read_lines(root / "toy" / "0"):
         for name, value in values_of(line).items():
             told.setdefault(name, []).append((line["round"] + 1, pytest.approx(value, rel=1e-6)))
     return root, told

@@ -219,10 +219,7 @@ def test_windows_in_which_nothing_came_are_left_out(tmp_path):
 
 def test_methods_that_were_judged_on_nothing_are_one_line(tmp_path, plan, monkeypatch):
     monkeypatch.setattr(tournament, "value_at", lambda *_: math.nan)
-    with pytest.raises(
-        FedtideError,
-        match="could be compared, as they failed: A: no accuracy on validation rows",
-    ):
+    with pytest.raises(FedtideError, match="could be compared, as they failed: A: no accuracy on validation rows"):
         execute(begun(tmp_path / "t", A, PROX), workers=1)
 
 

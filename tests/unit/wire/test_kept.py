@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_lines
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
@@ -156,7 +156,7 @@ def test_a_server_that_is_killed_comes_to_the_bits_of_the_simulation(tmp_path, k
     run = run_of(experiment, tmp_path)
     assert same(state_of(run), state_of(reference))
     assert (run.folder / LEDGER).read_text() == (reference.folder / LEDGER).read_text()
-    ours, theirs = (read_rounds(each.folder) for each in (run, reference))
+    ours, theirs = (read_lines(each.folder) for each in (run, reference))
     for key in ("asked", "answered", "refused", "trained", "epsilon", "facts"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
     names = {path.name for path in (tmp_path / "private" / "released").iterdir()}
@@ -212,12 +212,12 @@ def test_a_round_whose_sum_is_gone_is_lost_and_accounted_for(tmp_path, kill, dam
     before = state_of(run_of(experiment, tmp_path))
     judge = served(experiment, tmp_path, SystemNoise(tmp_path / "private" / "seeds"))
     run = run_of(experiment, tmp_path)
-    lines = {line["round"]: line for line in read_rounds(run.folder)}
+    lines = {line["round"]: line for line in read_lines(run.folder)}
     assert lines[1]["answered"] == 0
     assert lines[2]["answered"] > 0
     assert not same(before, state_of(run))
     assert [line.round for line in read(run.folder / LEDGER)] == [0, 1, 2], "what was spent is not forgotten"
-    asks = {line["round"]: line for line in read_rounds(run.folder, "asks.jsonl")}
+    asks = {line["round"]: line for line in read_lines(run.folder, "asks.jsonl")}
     words = {word for node in asks[1]["asks"][0]["nodes"].values() for word in node["clients"].values()}
     assert words == {"lost: its sum was released before the server ended, and is gone"}
     assert judge.fleet.ledger.lines[1].clients

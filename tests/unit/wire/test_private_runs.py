@@ -437,6 +437,9 @@ def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
     assert all_finite(there.state)
 
 
+UNIFORM = {"cohort": {"kind": "uniform", "clients_per_round": 4}}
+
+
 @pytest.mark.parametrize(
     ("changes", "sampled"),
     [
@@ -446,23 +449,15 @@ def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
         ({"shift": {"who": {"kind": "periodic", "period": 4}}}, False),
         ({"shift": {"who": "always"}, "noise": "banded"}, False),
         ({"shift": {"who": "always"}, "distance": 2}, False),
-        (
-            {
-                "shift": {"who": "always"},
-                "options": {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 9.0}},
-            },
-            False,
-        ),
+        ({"shift": {"who": "always"}, "options": {"cohort": {**UNIFORM["cohort"], "deadline": 9.0}}}, False),
         ({"shift": {"who": "always"}, "times": 3}, False),
+        ({"shift": {"who": "always"}, "options": {**UNIFORM, "transforms": [{"kind": "robust", "bucket": 2}]}}, False),
         ({"shift": {"who": "always"}, "liars": {"share": 0.5, "attack": "absent"}}, False),
     ],
 )
 def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
     changes = dict(changes)
-    options, shift = (
-        changes.pop("options", {"cohort": {"kind": "uniform", "clients_per_round": 4}}),
-        changes.pop("shift"),
-    )
+    options, shift = changes.pop("options", UNIFORM), changes.pop("shift")
     liars = changes.pop("liars", None)
     experiment = private("fedavg", options=options, **{"distance": None, "noise": "plain"} | changes)
     tables = experiment.model_dump(include={"shift"}) | {"shift": shift}

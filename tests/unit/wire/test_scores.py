@@ -216,9 +216,7 @@ def test_numbers_that_no_sum_tells_are_refused(changes, said, scores):
     experiment = toy("fedavg", {}, **changes, **wire) if wire else private(changes=changes)
     if target is not None:
         changed = type(experiment.data).model_validate({"target": target}).target
-        experiment = experiment.model_copy(
-            update={"data": experiment.data.model_copy(update={"target": changed})},
-        )
+        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"target": changed})})
         changes["target"] = target
     with pytest.raises(FedtideError, match=said):
         check_scores(experiment, "study.toml")

@@ -66,7 +66,6 @@ class Domain:
 
         Args:
             counts: number of rows of each label.
-            draw: the generator.
             own_rows: rows that take the place of these for each label that they have.
 
         >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)

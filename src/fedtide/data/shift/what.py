@@ -431,8 +431,6 @@ class DomainMixture(Holding):
         """Return the share of each domain at a moment (domains,); the shares sum to 1.
 
         Args:
-            moment: the time.
-            domains: number of domains.
             phase: number of rounds by which a client is ahead.
 
         >>> [DomainMixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]

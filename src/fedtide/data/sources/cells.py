@@ -20,14 +20,7 @@ from pyarrow import compute
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.sources import dates
 from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_clocks, read_dates, read_numbers_as_dates
-from fedtide.data.sources.table_files import (
-    Spelling,
-    describe_total,
-    ends_in_total,
-    is_text,
-    read_names,
-    read_table,
-)
+from fedtide.data.sources.table_files import Spelling, describe_total, ends_in_total, is_text, read_names, read_table
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
 from fedtide.draw.prose import counted, listed
 

@@ -227,7 +227,6 @@ def find_groups(columns: Mapping[str, Column], names: Iterable[str], measured: S
     """Return the columns of categories between which rows differ: each may be the column of the client.
 
     Args:
-        columns: all columns.
         names: those that may be one.
         measured: columns of numbers, in which rows may differ.
     """

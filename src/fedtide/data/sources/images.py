@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError, refused, unknown, within
+from fedtide.core.errors import FedtideError, refused, uninstalled, unknown, within
 from fedtide.data.rows import Rows, make_rows
 from fedtide.data.sources.arrays import from_arrays, open_arrays
 from fedtide.data.sources.cells import Cells, read_cells
@@ -44,7 +44,7 @@ def decode(
     try:
         from PIL import Image
     except ImportError:
-        raise FedtideError(f"data.source.kind: '{kind}' needs Pillow; pip install \"fedtide[data]\"") from None
+        raise uninstalled(f'data.source.kind: "{kind}" needs Pillow', "data") from None
     first, total, packed = None, 0, 0
     for where, data in files:
         with reading(where, "a picture", Image.DecompressionBombError), Image.open(io.BytesIO(data)) as file:

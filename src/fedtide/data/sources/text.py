@@ -14,7 +14,7 @@ from xml.parsers import expat
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
@@ -22,7 +22,7 @@ from fedtide.data.rows import Rows, find_earliest, make_rows
 from fedtide.data.sources.cells import parse_time
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
-from fedtide.fields.types import Count, OpenFraction, explained, ingredient
+from fedtide.fields.types import Count, OpenFraction, Unbracketed, explained, ingredient
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 """First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""
@@ -35,7 +35,7 @@ TAG = re.compile(r"<[^>]*>")
 BLANK = re.compile(r"\n\s*\n")
 HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
-Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Listed = Annotated[tuple[str, ...], Unbracketed]
 """Several names, or a single one without brackets."""
 
 TEST = explained("a share, 0 or more and less than 1, or a column")

@@ -366,7 +366,6 @@ def read_folder(folder: Path, text: str, columns: Sequence[str]) -> Iterator[tup
     """Yield the texts below a folder, in the order of their paths, with their places for messages.
 
     Args:
-        folder: the folder.
         text: name of the column of the text.
         columns: names that each text must have.
 

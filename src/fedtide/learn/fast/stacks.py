@@ -164,7 +164,6 @@ class LayerStack:
         """Pass rows (clients, rows, ...) forward, and back for a gradient or a step.
 
         Args:
-            x: the rows.
             purpose: what the passes are for.
             judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by the outputs
                 to `plan.dy`. Its result is returned; after None there is no pass back.

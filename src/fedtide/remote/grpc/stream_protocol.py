@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import uninstalled
 
 METHOD = "/fedtide.Nodes/Talk"
 """The one method of the server, a stream both ways."""
@@ -55,7 +55,7 @@ def library() -> Any:
     try:
         import grpc.aio
     except ImportError as error:
-        raise FedtideError(f"grpcio not installed ({error}): pip install 'fedtide[deploy]'") from None
+        raise uninstalled(f"real clients need grpcio ({error})", "deploy") from None
     return grpc
 
 
