@@ -94,6 +94,9 @@ def read_study(
         seeds: in place of those of the experiment.
         timed: see `fedtide.config.read`.
     """
+    if not isinstance(experiment, str | Path | Mapping | Experiment):
+        allowed = "a file, recipe:NAME, nested dicts or an Experiment"
+        raise refused("experiment", type(experiment).__name__, allowed)
     read_again()
     sets = [*request.overrides, *([] if seeds is None else [f"seeds={seed_list(seeds)}"])]
     if isinstance(experiment, str | Path):

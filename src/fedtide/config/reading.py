@@ -375,6 +375,8 @@ def named(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> named({"method": [{"algorithm": Counter}], "model": Counter})["method"]
     [{'name': 'Counter', 'algorithm': 'collections:Counter'}]
     """
+    if strangers := [key for key in values if not isinstance(key, str)]:
+        raise refused("experiment: a key", strangers[0], "a text")
     return {key: _named(key.rpartition(".")[2], value) for key, value in values.items()}
 
 

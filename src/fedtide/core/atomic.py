@@ -117,7 +117,11 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir(mode)
             yield temporary
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError:
+            check_new(path)  # another process may have made it meanwhile
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # if it was not renamed
         _remove_unfinished(path)

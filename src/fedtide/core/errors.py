@@ -40,11 +40,14 @@ def printable(text: object) -> str:
 def in_shell(path: object) -> str:
     """Return the name of a file or folder as a shell reads it: as one word that is no option.
 
-    >>> print(in_shell("my runs/a"), in_shell("-a"))
-    'my runs/a' ./-a
+    >>> print(in_shell("my runs/a"), in_shell("-a"), in_shell("two\\nlines"))
+    'my runs/a' ./-a $'two\\nlines'
     """
-    name = str(path)
-    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+    name = f"./{path}" if str(path).startswith("-") else str(path)
+    if name.isprintable():
+        return shlex.quote(name)
+    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{printable(escaped)}'"  # else the name that is printed is that of another file
 
 
 def refused(key: str, value: Any, allowed: str, but: str = "") -> FedtideError:

@@ -15,8 +15,17 @@ if TYPE_CHECKING:
     from fedtide.report.summary import Study
 
 
+NARROWEST = 10
+"""Columns below which a width is none: some environments have `COLUMNS=0`, and nothing can be laid out in it."""
+
+
 class Screen(Console):
     """A console that prints names unchanged, and nothing after its reader has ended (`| head`)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.width < NARROWEST:
+            self.width = 80
 
     def on_broken_pipe(self) -> None:
         """Print nothing any more, and leave the exit status to the command."""

@@ -25,7 +25,7 @@ from fedtide.fleets.totals import BLOCKS
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan, shift_file
-from fedtide.runs.runner import NothingTrained, Progress, Run
+from fedtide.runs.runner import GONE, NothingTrained, Progress, Run
 from fedtide.wire.ledger import check_released
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
@@ -301,10 +301,10 @@ def _copy(twin: Planned, run: Planned) -> None:
 def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, str | None]:
     """Play one run, in whatever process; return the reason why no client answered, if none did."""
     if call.root is not None and not Path(call.root, "config.toml").is_file():
-        raise FedtideError(
-            f"{call.root}: not a run folder on {platform.node()}; several runs on a Ray cluster need one that every "
-            "node reaches under the same name"
-        )
+        on_ray = "; several runs on a Ray cluster need one that every node reaches under the same name"
+        is_on_ray = json.loads(call.experiment)["fleet"]["kind"] == "ray"
+        why = f"not a run folder on {platform.node()}{on_ray}" if is_on_ray else GONE
+        raise FedtideError(f"{call.root}: {why}")
     experiment = from_dict(json.loads(call.experiment))
     method = next(method for method in experiment.method if method.name == call.method)
     try:

@@ -157,8 +157,8 @@ def fleet_sets(fleet: str | None, address: str | None) -> list[str]:
 
 
 def check_positive(option: str, value: int | None) -> None:
-    """Raise for a number below 1."""
-    if value is not None and value < 1:
+    """Raise for what is no whole number, and for one below 1."""
+    if value is not None and (not isinstance(value, int) or value < 1):
         raise refused(option, value, "1 or more")
 
 

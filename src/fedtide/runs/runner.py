@@ -52,6 +52,9 @@ from fedtide.transforms.watch import is_watched
 from fedtide.wire.ledger import check_released
 from fedtide.wire.noise import simulated_noise
 
+GONE = "was moved or removed while it was played; allowed: fedtide resume NEW_PLACE if it was moved, else a new run"
+"""What is said of a folder that is not there any more."""
+
 SAVE_SECONDS = 20.0
 """Seconds between checkpoints if the configuration has no number of rounds."""
 
@@ -200,8 +203,7 @@ class Run:
                     raise NothingTrained(f"method '{self.method.name}', seed {self.seed}: {error}") from None
                 if self.folder.is_dir():
                     raise
-                mend = "allowed: fedtide resume NEW_PLACE if it was moved, else a new run"
-                raise FedtideError(f"{self.folder}: was moved or removed while it was played; {mend}") from None
+                raise FedtideError(f"{self.folder}: {GONE}") from None
             finally:
                 record.close()
 

@@ -362,7 +362,7 @@ def main(path: Path) -> int:
     try:
         refusals = Refusals(worker.answer, say, path.with_name("worker.log"))
         stream = Line(line.server, refusals.answer, say, path.with_name("let-in"), path.parents[1] / JUDGED)
-        return asyncio.run(_run(stream, worker, alive))
+        return asyncio.run(_run(stream, worker, alive, say))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")
         return 2
@@ -370,18 +370,25 @@ def main(path: Path) -> int:
         worker.close()
 
 
-async def _run(line: Line, worker: Worker, alive: TextIO) -> int:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+async def _run(line: Line, worker: Worker, alive: TextIO, say: Callable[[str], None]) -> int:
+    loop, stop, status = asyncio.get_running_loop(), asyncio.Event(), 0
+
+    def interrupt() -> None:
+        nonlocal status
+        say("interrupted; the same command joins again")
+        status = 130
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores one
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, interrupt if number == signal.SIGINT else stop.set)
     threading.Thread(target=_keep, args=(worker,), daemon=True).start()
     talking, stopping = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
     await asyncio.wait({talking, stopping}, return_when=asyncio.FIRST_COMPLETED)
     alive.close()
     worker.close()
     if not talking.done():
-        os._exit(0)  # a thread may wait for the worker
+        os._exit(status)  # a thread may wait for the worker
     await talking
     return 0
 

@@ -29,7 +29,7 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.atomic import append, check_new, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back
+from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back, run_lock
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.this_machine import end_with_parent
@@ -72,11 +72,16 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
         kills: whether a node is killed in its second round, and the server in its third.
 
     Raises:
-        FedtideError: the site cannot be rehearsed, or its server fails.
+        FedtideError: the site cannot be rehearsed, or is just now, or its server fails.
     """
     library()
     if rounds < 1:
         raise refused("--rounds", rounds, "1 or more")
+    with run_lock(site.root, "rehearsal.lock"):
+        return _rehearse(site, rounds, kills, log)
+
+
+def _rehearse(site: Site, rounds: int, kills: bool, log: Log) -> int:
     copy = make_rehearsal(site, rounds)
     log.say(
         "rehearsal", f"{len(copy.roster.node)} nodes and their server at {copy.deploy.address}; logs are in {copy.root}"
@@ -109,7 +114,10 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
 def make_rehearsal(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
     """Make the site of a rehearsal: that of the study with other rounds, keys of its own, and a free port."""
     root = site.root / "rehearsal"
-    shutil.rmtree(root, ignore_errors=True)
+    if root.is_symlink() or (root.exists() and not root.is_dir()):
+        raise FedtideError(f"{root}: is no folder; remove it, because each rehearsal makes its folder anew")
+    if root.exists():
+        shutil.rmtree(root)
     shutil.copytree(site.authority, root / "authority")
     deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
     rounds = rounds if site.experiment.rounds else 0

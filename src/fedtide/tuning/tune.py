@@ -53,7 +53,7 @@ from fedtide.runs.digest import digest_of
 from fedtide.runs.display import TerminalBars
 from fedtide.runs.experiment import in_parallel, started
 from fedtide.runs.folder import check_entries, make_folder
-from fedtide.runs.runner import evaluated, judge_of
+from fedtide.runs.runner import GONE, evaluated, judge_of
 
 TRIALS = "trials.jsonl"
 READY = "tuned.toml"
@@ -611,6 +611,8 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
     """
     method = next(method for method in experiment.method if method.name == name)
     judged_on_val = experiment.model_copy(update={"eval_splits": ("val",), "forgetting": None})
+    if not folder.is_dir():
+        raise FedtideError(f"{folder}: {GONE}")
     with tempfile.TemporaryDirectory(dir=folder, prefix="memory-") as memory:
         judge = judge_of(judged_on_val, method, seed, MemoryStore(Path(memory)))
         for step, views in evaluated(judge, rounds=experiment.rounds, seed=seed, every=experiment.eval_every):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.core.atomic import check_new, naming, replacing, write_text
+from fedtide.core.atomic import check_new, making, naming, replacing, write_text
 from fedtide.core.errors import FedtideError
 
 
@@ -94,3 +94,17 @@ def test_a_new_folder_is_new_or_empty_and_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the user of a test may be root, who may write anywhere
     with pytest.raises(FedtideError, match=r"run: .* cannot be written to; allowed: a new folder where you may write"):
         check_new(tmp_path / "run")
+
+
+def make_late(target) -> None:
+    with making(target) as temporary:
+        (temporary / "mine.txt").write_text("mine")
+        target.mkdir()
+        (target / "theirs.txt").write_text("theirs")
+
+
+def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path):
+    with pytest.raises(FedtideError, match="made: already exists, allowed: a new folder"):
+        make_late(tmp_path / "made")
+    assert names(tmp_path) == ["made"]
+    assert names(tmp_path / "made") == ["theirs.txt"]

@@ -21,7 +21,7 @@ from fedtide.report.narrative import setting
 from fedtide.report.page import write_report
 from fedtide.report.run_records import read_experiment
 from fedtide.report.study import read_study
-from fedtide.report.terminal import console, print_results
+from fedtide.report.terminal import Screen, console, print_results
 from fedtide.report.topics import PICTURES
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
@@ -276,3 +276,9 @@ def test_a_table_as_csv_and_latex():
         r"5 \& 6 & 90.0 $\pm$ 1.0 \% & $\blacktriangledown$ -1.5 $\pm$ 0.4 points & 999 B \\",
         r"\bottomrule", r"\end{tabular}",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_screen_without_a_width_is_as_wide_as_most(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert Screen().width == 80

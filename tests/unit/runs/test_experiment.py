@@ -12,7 +12,8 @@ from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import experiment as playing
 from fedtide.runs import folder
-from fedtide.runs.experiment import RunsDisplay, execute
+from fedtide.runs.build import as_json
+from fedtide.runs.experiment import RunCall, RunsDisplay, execute, play_run
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
@@ -314,3 +315,13 @@ def test_a_replay_that_is_too_short_or_too_small_is_told_before_it_begins(tmp_pa
     values["data"] = {"source": {"kind": "gaussians", "samples": 9}, "partition": {"kind": "saved", "path": saved}}
     with pytest.raises(FedtideError, match="deals 128 rows of gaussians, gaussians has 18"):
         preflight(from_dict(values))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "line"), [("workers", "gone: was moved or removed while"), ("ray", "gone: not a run folder on .* Ray")]
+)
+def test_a_run_whose_folder_is_gone_says_so(tmp_path, fleet, line):
+    text = as_json(from_dict(raw(A) | {"fleet": {"kind": fleet}}))
+    call = RunCall(text, "A", 0, str(tmp_path / "gone" / "a" / "0"), str(tmp_path / "gone"))
+    with pytest.raises(FedtideError, match=line):
+        list(play_run(call, lambda: False))

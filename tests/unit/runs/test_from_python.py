@@ -37,6 +37,9 @@ def simulated(build: Callable[[], nn.Module] = lambda: nn.Linear(3, 2), **option
 A = ft.algorithms
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: ft.run(5), "experiment: found 'int', allowed: a file, recipe:NAME, nested dicts or an Experiment"),
+    (lambda: ft.run({"rounds": 1, ("a", 1): 2}), r"experiment: a key: found \('a', 1\), allowed: a text"),
+    (lambda: ft.run({"method": [{"algorithm": "fedavg"}]}, workers="two"), "--workers: found 'two', allowed: 1 or"),
     (lambda: ft.LocalTrainer(rate=0.1), r"LocalTrainer\.rate: unknown key; did you mean 'lr'\? Allowed: lr, "),
     (lambda: A.fedavg(TASK, lr=0.1), r"fedavg\.lr: unknown key; did you mean 'local\.lr' or 'server\.lr'\?"),
     (lambda: A.fedavg(TASK, local=0.1), r"fedavg\.local: found 0\.1, allowed: a table"),

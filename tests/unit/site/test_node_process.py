@@ -252,7 +252,7 @@ def test_a_node_that_is_ended_ends_well_and_its_worker_with_it(federation, numbe
     process, worker = start(federation, busy)
     with process:
         process.send_signal(number)
-        assert process.wait(10.0) == 0
+        assert process.wait(10.0) == (130 if number == signal.SIGINT else 0)
         until(lambda: gone(worker), 5.0)
         until(lambda: "berlin" not in federation.carrier.present(), 10.0)
         assert not any("Traceback" in line for line in federation.lines["berlin"])

@@ -8,9 +8,12 @@ import pytest
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import run_lock
 from fedtide.site.certificates import make_node_key
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.deploying import make_site
+from fedtide.site.machine import Log
+from fedtide.site.parity import make_rehearsal, rehearse
 from fedtide.site.site import Roster, Site, admit, invite, read_roster
 from fedtide.site.site_commands import serve
 from fedtide.site.tickets import Ticket
@@ -222,3 +225,17 @@ def test_a_node_is_invited_once(copy):
     with pytest.raises(FedtideError, match=r"^NODES.*: found ''"):
         invite(copy.root, "")
     assert contents(copy.root) == before
+
+
+def test_a_rehearsal_is_one_at_a_time_and_follows_no_link(tmp_path):
+    site = site_of(tmp_path)
+    with (
+        run_lock(site.root, "rehearsal.lock"),
+        pytest.raises(FedtideError, match=r"rehearsal\.lock: another process is playing this run"),
+    ):
+        rehearse(site, log=Log())
+    (tmp_path / "elsewhere").mkdir()
+    (site.root / "rehearsal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FedtideError, match="rehearsal: is no folder; remove it"):
+        make_rehearsal(site, 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
