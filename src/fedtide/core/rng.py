@@ -49,6 +49,7 @@ class Rng:
 
 
 Rows = TypeVar("Rows", Tensor, np.ndarray)
+"""Rows, as either library has them."""
 
 
 def draw_some(rows: Rows, at_most: int | None, rng: Rng) -> Rows:

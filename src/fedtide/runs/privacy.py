@@ -66,7 +66,6 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     cohort, questions = cohort_of(method), len(host.algorithm.works)
     fixed = privacy.distance is not None or privacy.times is not None
     absent = experiment.liars is not None and experiment.liars.attack.kind == "absent"
-    in_buckets = any(one.kind in ("robust", "trusted") for one in method.all_transforms)
     # A client that is drawn uniformly from all, anew in each round, gains by not being known.
     always = shift.who.kind == "always" and people.availability is None and people.there(Moment(0, rounds)) is None
     in_the_way = {
@@ -76,7 +75,7 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
         "the number of answers before its deadline tells who was drawn": getattr(cohort, "deadline", None) is not None,
         "the number of answers tells whether clients that have left were drawn": len(people.left) > 0,
         "the number of answers tells whether liars that stay away were drawn": absent,
-        "its clients are asked in several sums": in_buckets,
+        "its clients are asked in several sums": host.algorithm.traits.fewest is not None,
     }
     poisson = isinstance(cohort, Poisson)
     if poisson:

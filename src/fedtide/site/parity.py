@@ -26,10 +26,10 @@ from typing import Any
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import append, check_new, lock, sha256
+from fedtide.core.atomic import append, check_new, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back
+from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back, run_lock
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.this_machine import end_with_parent
@@ -77,13 +77,7 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     library()
     if rounds < 1:
         raise refused("--rounds", rounds, "1 or more")
-    with open(site.root / "site.toml", "rb") as file:  # locked to the end: another would remove our folder
-        try:
-            lock(file.fileno(), wait=False)
-        except BlockingIOError:
-            raise FedtideError(f"{site.root}: is rehearsed just now; wait for that, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+    with run_lock(site.root, "site.toml"):  # another rehearsal would remove the folder of this one
         return _rehearse(site, rounds, kills, log)
 
 

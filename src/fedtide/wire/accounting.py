@@ -220,7 +220,7 @@ def total_epsilon(runs: Iterable[Spent], delta: float) -> float:
     try:
         from dp_accounting import pld
     except ImportError:
-        raise uninstalled("wire.privacy: to account for drawn participants needs dp-accounting", "privacy") from None
+        raise uninstalled("wire.privacy: an epsilon of drawn participants needs dp-accounting", "privacy") from None
     step = max(_farthest(z, sampling) for z, sampling, _ in draws) / POINTS
     losses = pld.privacy_loss_distribution
     whole = losses.identity(step)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.core.atomic import lock
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import run_lock
 from fedtide.site.certificates import make_node_key
 from fedtide.site.client_rows import algorithm_without_rows
 from fedtide.site.deploying import make_site
@@ -229,10 +229,11 @@ def test_a_node_is_invited_once(copy):
 
 def test_a_rehearsal_is_one_at_a_time_and_follows_no_link(tmp_path):
     site = site_of(tmp_path)
-    with open(site.root / "site.toml") as file:
-        lock(file.fileno())
-        with pytest.raises(FedtideError, match="site: is rehearsed just now; wait for that, or stop it"):
-            rehearse(site, log=Log())
+    with (
+        run_lock(site.root, "site.toml"),
+        pytest.raises(FedtideError, match=r"site\.toml: another process is playing this run; wait for it, or stop it"),
+    ):
+        rehearse(site, log=Log())
     (tmp_path / "elsewhere").mkdir()
     (site.root / "rehearsal").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FedtideError, match="rehearsal: is no folder; remove it"):
