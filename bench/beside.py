@@ -18,8 +18,8 @@ import psutil
 import torch
 from rich.console import Console
 
-from machine import RESULTS, append, computed, machine, now
-from rounds import LEAST, QUARTILES, TIMED, UNTIMED, WARM_UP, Contender, player, rounds_for
+from machine import RESULTS, append, computed, machine, now, quartiles
+from rounds import LEAST, TIMED, UNTIMED, WARM_UP, Contender, player, rounds_for
 from works import WORKS
 
 ALONE, WORKERS = Contender("local", 1), Contender("workers", 2)
@@ -70,7 +70,7 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
     pairs = [(by_itself(name, WORKERS), by_itself(name, ALONE)) for _ in range(3)]
     workers = float(torch.tensor([two / one for two, one in pairs]).median())
     alone, beside = (torch.tensor(took[key], dtype=torch.float64) for key in (False, True))
-    q1, ratio, q3 = (round(q, 3) for q in (beside / alone).quantile(QUARTILES).tolist())
+    q1, ratio, q3 = quartiles(beside / alone, 3)
     times = {"alone_ms": round(1000 * float(alone.median()), 3), "beside_ms": round(1000 * float(beside.median()), 3)}
     return {
         "work": name,

@@ -11,7 +11,6 @@ reported, never asserted.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.steps import mean_losses
 from fedtide.runs.build import host_of, task_of
-from machine import RESULTS, append, machine, now
+from machine import RESULTS, append, machine, now, quartiles, timed
 from works import ENDLESS, RATE, Work, federation, source
 
 WORKS = {
@@ -60,7 +59,6 @@ ALGORITHMS: dict[str, Callable[[int], dict[str, Any]]] = {
 """The options of each with K models."""
 SEED = 0
 WARM_UP = 2
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def experiment(work: Work, algorithms: list[str]) -> Experiment:
@@ -114,19 +112,6 @@ def passes(parsed: Experiment, host: Host) -> dict[str, Callable[[], Any]]:
     return {"forward": loaded(), "judged": lambda: [mean_losses(task, [weights], shard) for shard in shards]}
 
 
-def timed(act: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock and of the processor, the second time in a row: caches hold what the first worked on."""
-    act()
-    began, worked = time.perf_counter(), time.process_time()
-    act()
-    return time.perf_counter() - began, time.process_time() - worked
-
-
-def quartiles(values: torch.Tensor, digits: int) -> list[float]:
-    """First quartile, median, third quartile."""
-    return [round(q, digits) for q in values.quantile(QUARTILES).tolist()]
-
-
 def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, Any]]:
     """A line for FedAvg, one for each algorithm and K; all take turns, and ratios are of the same turn."""
     work = WORKS[name]
@@ -141,6 +126,7 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
     with threads(1):
         for turn in range(WARM_UP + repeats):
             for key, act in acts.items():
+                act()  # the second time caches hold what the first worked on
                 took, worked = timed(act)
                 if turn >= WARM_UP:
                     seconds[key].append(took)

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 Table = Callable[[Sequence[str], Sequence[Sequence[Any]]], list[str]]
+Curves = dict[str, list[tuple[float, float]]]
 NAMES = {"shared": "lists of shared pictures", "generated": "generated, no lists"}
 
 
 def registered(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]:
     """Resident memory over registered clients; the picture is written beside the page."""
-    curves = {
-        NAMES[kind]: [(line["clients"], line["end_mb"]) for line in lines if line["source"] == kind]
-        for kind in dict.fromkeys(line["source"] for line in lines)
-    }
-    _drawn(picture, curves, "registered clients", "resident memory, MB", "Memory over registered clients", flat=True)
+    curves = _curves(lines, "clients", lambda line: line["end_mb"])
+    title = "Memory over registered clients"
+    write_curves(picture, curves, "registered clients", "resident memory, MB", title, flat=True)
     last = [line for line in lines if line["clients"] == max(line["clients"] for line in lines)]
     ends = "; ".join(
         f"{NAMES[line['source']]} {line['end_mb']:,.0f} MB, {line['peak_mb']:,.0f} MB at most while they were dealt, "
@@ -27,29 +26,14 @@ def registered(lines: list[dict[str, Any]], picture: Path, about: str) -> list[s
         f"Model `{one['model']}`, {one['rows']} rows a client, up to 100 clients in a round, each point a process of "
         f"its own. What does not grow is torch, this package and the pictures. At {one['clients']:,}: {ends}. {about}"
     )
-    return [
-        "### Memory as registered clients grow",
-        "",
-        f"![Resident memory over registered clients]({picture.parent.name}/{picture.name})",
-        "",
-        what,
-        "",
-    ]
+    return _section("Memory as registered clients grow", "Resident memory over registered clients", picture, what)
 
 
 def cohorts(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]:
     """Rounds per second over clients in a round; the picture is written beside the page."""
-    curves = {
-        NAMES[kind]: [(line["cohort"], 1 / line["worked"]) for line in lines if line["source"] == kind]
-        for kind in dict.fromkeys(line["source"] for line in lines)
-    }
-    _drawn(
-        picture,
-        curves,
-        "clients in a round",
-        "rounds per second of one core",
-        "Rounds per second over clients in a round",
-    )
+    curves = _curves(lines, "cohort", lambda line: 1 / line["worked"])
+    title = "Rounds per second over clients in a round"
+    write_curves(picture, curves, "clients in a round", "rounds per second of one core", title)
     one = lines[0]
     slopes = name_slopes(curves)
     each = "; ".join(
@@ -62,37 +46,29 @@ def cohorts(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]
         f"those for testing, one thread, without evaluation, least processor times. At 1,000 in a round a client "
         f"takes: {each}. {slopes} {about}"
     )
-    return [
-        "### Speed as clients in a round grow",
-        "",
-        f"![Rounds per second over clients in a round]({picture.parent.name}/{picture.name})",
-        "",
-        what,
-        "",
-    ]
+    return _section("Speed as clients in a round grow", "Rounds per second over clients in a round", picture, what)
 
 
 def models(lines: list[dict[str, Any]], picture: Path, about: str) -> list[str]:
     """Rounds per second over models; the picture is written beside the page."""
-    curves = {
-        NAMES[kind]: [(line["models"], 1 / line["worked"]) for line in lines if line["source"] == kind]
-        for kind in dict.fromkeys(line["source"] for line in lines)
-    }
-    _drawn(picture, curves, "models", "rounds per second of one core", "Rounds per second over models")
+    curves = _curves(lines, "models", lambda line: 1 / line["worked"])
+    write_curves(picture, curves, "models", "rounds per second of one core", "Rounds per second over models")
     one = lines[0]
     what = (
         f"IFCA, {one['cohort']:,} of {one['clients']:,} clients in a round, model `{one['model']}`, {one['rows']} rows "
         f"a client: each judges all models and trains one. One thread, without evaluation, least processor times. "
         f"{name_slopes(curves)} {about}"
     )
-    return [
-        "### Speed as models grow",
-        "",
-        f"![Rounds per second over models]({picture.parent.name}/{picture.name})",
-        "",
-        what,
-        "",
-    ]
+    return _section("Speed as models grow", "Rounds per second over models", picture, what)
+
+
+def _curves(lines: list[dict[str, Any]], x: str, y: Callable[[dict[str, Any]], float]) -> Curves:
+    kinds = dict.fromkeys(line["source"] for line in lines)
+    return {NAMES[kind]: [(line[x], y(line)) for line in lines if line["source"] == kind] for kind in kinds}
+
+
+def _section(title: str, alternative: str, picture: Path, what: str) -> list[str]:
+    return [f"### {title}", "", f"![{alternative}]({picture.parent.name}/{picture.name})", "", what, ""]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -105,7 +81,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return round(math.log(lower / y) / math.log(further / x), 2)
 
 
-def name_slopes(curves: dict[str, list[tuple[float, float]]]) -> str:
+def name_slopes(curves: Curves) -> str:
     """Return a sentence about the slopes of curves, over their whole length and at their ends."""
     each = "; ".join(
         f"{name} {slope([points[0], points[-1]])}, {slope(points)} at the end" for name, points in curves.items()
@@ -153,9 +129,7 @@ def precision(line: dict[str, Any], table: Table, about: str) -> list[str]:
     return ["### bfloat16 against float32", "", what, "", *table(("seed", "fp32", "bf16", "difference"), rows)]
 
 
-def _drawn(
-    picture: Path, curves: dict[str, list[tuple[float, float]]], x: str, y: str, title: str, *, flat: bool = False
-) -> None:
+def write_curves(picture: Path, curves: Curves, x: str, y: str, title: str, *, flat: bool = False) -> None:
     """Write curves as SVG, x logarithmic, and y unless `flat`."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ which other processes do not lengthen. Speed is reported, never asserted.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedtide.clusters.triggers import FixedFraction, event_of
 from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import threads
-from machine import RESULTS, append, machine, now, peak_of
+from machine import RESULTS, append, machine, now, peak_of, quartiles, timed
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
 """As in the paper: the clients of FMoW, and those whose gradients were clustered; and how wide an embedding is."""
@@ -42,7 +41,6 @@ EXACT_UP_TO, FITS_UP_TO = 10_000, 31_623
 GROWTH_REPEATS = 3
 BLOCK = 20_000
 SEED = 0
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 WAYS: dict[str, dict[str, int]] = {
     "exact": {},
     "sampled silhouettes": {"silhouette_samples": SAMPLED},
@@ -136,19 +134,12 @@ def cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def timed(act: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and of the processor."""
-    began, worked = time.perf_counter(), time.process_time()
-    act()
-    return time.perf_counter() - began, time.process_time() - worked
-
-
 def measured(act: Callable[[], Any], repeats: int) -> dict[str, Any]:
     """Quartiles of the clock, and the least of the processor."""
     act()
     took = torch.tensor([timed(act) for _ in range(repeats)], dtype=torch.float64)
-    q1, median, q3 = (round(q, 6) for q in took[:, 0].quantile(QUARTILES).tolist())
-    return {"q1": q1, "median": median, "q3": q3, "worked": round(took[:, 1].min().item(), 6), "repeats": repeats}
+    spread = dict(zip(("q1", "median", "q3"), quartiles(took[:, 0], 6), strict=True))
+    return {**spread, "worked": round(took[:, 1].min().item(), 6), "repeats": repeats}
 
 
 def sized(repeats: int) -> list[dict[str, Any]]:

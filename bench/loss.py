@@ -22,13 +22,12 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models.networks import CNN
-from machine import RESULTS, append, machine, now
+from machine import RESULTS, append, machine, now, quartiles
 
 ROWS, BATCH, CLASSES, HELD = 128, 32, 62, 5
 CONTENDERS = {"cross-entropy": CrossEntropy(), "re-weighted softmax": WSM(), "cross-entropy again": CrossEntropy()}
 WARM_UP = 3
 GOAL = 0.03
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def client() -> Shard:
@@ -54,13 +53,13 @@ def measured(repeats: int) -> list[dict[str, Any]]:
     base = torch.tensor(seconds["cross-entropy"], dtype=torch.float64)
     lines = []
     for name, taken in seconds.items():
-        ratios = (torch.tensor(taken, dtype=torch.float64) / base).quantile(QUARTILES).tolist()
+        ratios = quartiles(torch.tensor(taken, dtype=torch.float64) / base, 4)
         median = float(torch.tensor(taken, dtype=torch.float64).median())
         lines.append(
             {
                 "loss": name,
                 "step": round(median * BATCH / ROWS, 6),
-                **{key: round(value, 4) for key, value in zip(("q1", "ratio", "q3"), ratios, strict=True)},
+                **dict(zip(("q1", "ratio", "q3"), ratios, strict=True)),
                 "rows": ROWS,
                 "batch_size": BATCH,
                 "goal": GOAL,

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +17,11 @@ import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 MB = 1_000_000
+QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def now() -> str:
@@ -46,6 +48,18 @@ def told(title: str, line: dict[str, Any], out: Path | None) -> None:
     Console().print(table)
     if out is not None:
         append(out, [line])
+
+
+def quartiles(values: Tensor | Sequence[float], digits: int) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [round(q, digits) for q in torch.as_tensor(values, dtype=torch.float64).quantile(QUARTILES).tolist()]
+
+
+def timed(act: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds on the clock, and of the processor."""
+    began, worked = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - began, time.process_time() - worked
 
 
 def _processor() -> str:

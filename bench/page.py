@@ -441,8 +441,9 @@ def drift(lines: list[dict[str, Any]], every: list[dict[str, Any]]) -> list[str]
 
 def growth(lines: list[dict[str, Any]], picture: Path) -> list[str]:
     """How it grows with the number of clients, drawn; the picture is written beside the page."""
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(growth_drawn(lines), encoding="utf-8")
+    ways = dict.fromkeys(line["way"] for line in lines)
+    curves = {way: [(line["clients"], line["worked"]) for line in lines if line["way"] == way] for way in ways}
+    crowd_page.write_curves(picture, curves, "clients", "seconds, one thread", "Seconds over the number of clients")
     last = lines[-1]
     peak = f" Peak memory at {last['clients']:,} clients: {last['peak_mb']:,.0f} MB." if last.get("peak_mb") else ""
     drawn = f"![Seconds over the number of clients, both logarithmic]({picture.parent.name}/{picture.name})"
@@ -456,31 +457,6 @@ def growth(lines: list[dict[str, Any]], picture: Path) -> list[str]:
         "",
     )
     return ["### How re-clustering grows", "", *what]
-
-
-def growth_drawn(lines: list[dict[str, Any]]) -> str:
-    """Seconds over clients, a curve for each way, as SVG."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from fedtide.draw.figures import STYLE, look, svg
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.0, 4.2))
-        axes = figure.subplots()
-        for number, way in enumerate(dict.fromkeys(line["way"] for line in lines)):
-            mine = [(line["clients"], line["worked"]) for line in lines if line["way"] == way]
-            axes.plot(
-                *zip(*mine, strict=True), color=look(number).color, linestyle=look(number).dashes, marker="o", label=way
-            )
-        axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="seconds, one thread")
-        figure.legend(loc="outside right upper")
-        drawn = svg(figure, "Seconds over the number of clients")
-    return (
-        drawn.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1)
-        if "xmlns:xlink" not in drawn
-        else drawn
-    )
 
 
 def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:

@@ -12,8 +12,6 @@ from typing import Any
 import psutil
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from fedtide.config import Experiment, from_dict
@@ -22,7 +20,7 @@ from fedtide.core.loop import begin, play
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
-from machine import RESULTS, append, machine, now, resident
+from machine import RESULTS, machine, now, resident, told
 from works import source
 
 COHORT = 100
@@ -142,14 +140,6 @@ def one_pass(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]
     return correct, loss
 
 
-def show(title: str, line: dict[str, Any]) -> None:
-    """Print one result."""
-    table = Table(title=title, title_justify="left", show_header=False)
-    for key, value in line.items():
-        table.add_row(key, str(value))
-    Console().print(table)
-
-
 def main() -> None:
     """Measure, print, append."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -161,16 +151,9 @@ def main() -> None:
     given = parser.parse_args()
     date, where = now(), machine()
     crowded = population(given.clients, given.rounds, given.model)
-    show("a large population", crowded)
+    told("a large population", {"bench": "population", "date": date, **crowded, **where}, given.out)
     scored = evaluation(given.repeats)
-    show("evaluation of many clients", scored)
-    append(
-        given.out,
-        [
-            {"bench": "population", "date": date, **crowded, **where},
-            {"bench": "evaluation", "date": date, **scored, **where},
-        ],
-    )
+    told("evaluation of many clients", {"bench": "evaluation", "date": date, **scored, **where}, given.out)
 
 
 if __name__ == "__main__":

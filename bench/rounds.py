@@ -32,7 +32,7 @@ from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.runs.build import host_of, spec_of
-from machine import RESULTS, append, computed, cores, machine, now, peak_of
+from machine import RESULTS, append, computed, cores, machine, now, peak_of, quartiles, timed
 from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone
 from works import ENDLESS, WORKS, Goal, Work, experiment, naive
@@ -45,7 +45,6 @@ WARM_UP = 12
 """Rounds that are not timed: stacked steps are recorded once they have come ten times."""
 SEED = 0
 BF16 = {"precision": "bf16"}
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -198,12 +197,6 @@ def _job(work: Work, host: Host, batch: int, folder: Path) -> Path:
     return path
 
 
-def _timed(act: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
 def _naive(work: Work, contender: Contender, host: Host, batch: int) -> Player:
     loop = naive(work, host.population, _first(host), batch=batch)
 
@@ -211,7 +204,7 @@ def _naive(work: Work, contender: Contender, host: Host, batch: int) -> Player:
         torch.set_num_threads(contender.threads)
         loop.round()
 
-    return Player(lambda: _timed(one), loop.model.state_dict)
+    return Player(lambda: timed(one)[0], loop.model.state_dict)
 
 
 def _fedtide(host: Host, engine: Engine) -> Player:
@@ -225,7 +218,7 @@ def _fedtide(host: Host, engine: Engine) -> Player:
         torch.set_num_threads(1)
         state = next(steps).state
 
-    return Player(lambda: _timed(one), lambda: state.weights.params)
+    return Player(lambda: timed(one)[0], lambda: state.weights.params)
 
 
 def check(work: Work, peers: Sequence[str]) -> None:
@@ -335,25 +328,25 @@ def results(name: str, played: Mapping[str, Taken], peers: Sequence[str], *, mem
     peer_best = min((key for key, c in everyone.items() if c.peer), key=middle_of.__getitem__, default=None)
     lines = []
     for key, contender in everyone.items():
-        q1, middle, q3 = taken[key].quantile(QUARTILES).tolist()
+        q1, middle, q3 = quartiles(taken[key], 6)
         line: dict[str, Any] = {
             "work": name,
             "title": WORKS[name].title,
             "contender": key,
             "who": contender.who,
             "threads": contender.threads,
-            "median": round(middle, 6),
-            "q1": round(q1, 6),
-            "q3": round(q3, 6),
+            "median": middle,
+            "q1": q1,
+            "q3": q3,
             "repeats": len(taken[key]),
             "cpu_ms": round(1000 * played[key].worked / played[key].rounds, 3),
-            "ratio": round(float(taken[naive_best].quantile(0.5)) / middle, 3),
+            "ratio": round(float(taken[naive_best].quantile(0.5) / taken[key].quantile(0.5)), 3),
             "peak_mb": None,
             "first": None,
         }
         if peer_best is not None:
-            paired = (taken[peer_best] / taken[key]).quantile(QUARTILES).tolist()
-            line |= dict(zip(("peer_q1", "peer_ratio", "peer_q3"), (round(q, 3) for q in paired), strict=True))
+            paired = quartiles(taken[peer_best] / taken[key], 3)
+            line |= dict(zip(("peer_q1", "peer_ratio", "peer_q3"), paired, strict=True))
             line["best_peer"] = peer_best
         if memory:
             line |= apart(name, contender)
@@ -372,7 +365,7 @@ def found(name: str, played: Mapping[str, Taken], peers: Sequence[str]) -> list[
         rivals = [key for key, c in everyone.items() if c.peer and goal.against in (None, c.peer)]
         if rivals:
             theirs = min(rivals, key=middle_of.__getitem__)
-            q1, ratio, q3 = (round(q, 3) for q in (taken[theirs] / taken[ours]).quantile(QUARTILES).tolist())
+            q1, ratio, q3 = quartiles(taken[theirs] / taken[ours], 3)
             about = {"work": name, "title": WORKS[name].title, "goal": goal.ratio, "ours": goal.ours}
             lines.append({**about, "contender": ours, "peer": theirs, "q1": q1, "ratio": ratio, "q3": q3})
     return lines

@@ -6,7 +6,6 @@ Clients have answered before the clock starts: a fleet hands out a prepared repl
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.assign import assign, capacities
 from fedtide.mixtures.priors import Linear
 from fedtide.runs.build import host_of, task_of
-from machine import RESULTS, append, machine, now
+from machine import RESULTS, append, machine, now, quartiles, timed
 from works import ENDLESS, source
 
 PARTICIPANTS, ROWS, BATCH, BRANCHES, PERIOD = 10, 60, 20, 2, 32
@@ -42,7 +41,6 @@ COMPONENTS = (2, 3, 5)
 SEED = 0
 WARM_UP, INNER = 3, 5
 SHARE_GOAL, ASSIGN_GOAL = 0.05, 0.1
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 @dataclass
@@ -156,18 +154,6 @@ def contenders(network: str) -> tuple[int, dict[str, Callable[[], Any]]]:
     return width(branched, branched.init(Rng(SEED))), out
 
 
-def timed(act: Callable[[], Any]) -> float:
-    """Seconds that it takes."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
-def quartiles(seconds: list[float]) -> list[float]:
-    """First quartile, median, third quartile."""
-    return [round(q, 7) for q in torch.tensor(seconds, dtype=torch.float64).quantile(QUARTILES).tolist()]
-
-
 def overhead(networks: list[str], repeats: int) -> list[dict[str, Any]]:
     """What a round of each method costs the server beyond FedAvg, as a share of a whole round of FedAvg.
 
@@ -180,17 +166,17 @@ def overhead(networks: list[str], repeats: int) -> list[dict[str, Any]]:
         for turn in range(WARM_UP + repeats):
             for network, (_, acts) in made.items():
                 servers = {name: act for name, act in acts.items() if name != "round"}
-                took = [{"round": timed(acts["round"])}]
-                took += [{name: timed(act) for name, act in servers.items()} for _ in range(1 + INNER)]
+                took = [{"round": timed(acts["round"])[0]}]
+                took += [{name: timed(act)[0] for name, act in servers.items()} for _ in range(1 + INNER)]
                 for each in took[:1] + took[2:] if turn >= WARM_UP else []:
                     for name, one in each.items():
                         seconds[network, name].append(one)
     lines = []
     for network, (features, _) in made.items():
-        whole = quartiles(seconds[network, "round"])
+        whole = quartiles(seconds[network, "round"], 7)
         for name in METHODS:
             pairs = zip(seconds[network, name], seconds[network, "fedavg"], strict=True)
-            extra = quartiles([ours - theirs for ours, theirs in pairs])
+            extra = quartiles([ours - theirs for ours, theirs in pairs], 7)
             line = {
                 "network": network,
                 "method": name,
@@ -205,7 +191,7 @@ def overhead(networks: list[str], repeats: int) -> list[dict[str, Any]]:
                 "repeats": repeats,
             }
             if ("small-cnn", "round") in seconds:
-                line["share_of_demo"] = round(extra[1] / quartiles(seconds["small-cnn", "round"])[1], 5)
+                line["share_of_demo"] = round(extra[1] / quartiles(seconds["small-cnn", "round"], 7)[1], 5)
             lines.append(line)
     return lines
 
@@ -226,7 +212,7 @@ def assignments(repeats: int) -> list[dict[str, Any]]:
     with threads(1):
         for turn in range(WARM_UP + repeats):
             for case, given in cases.items():
-                took = timed(lambda given=given: assign(*given))
+                took = timed(lambda given=given: assign(*given))[0]
                 if turn >= WARM_UP:
                     seconds[case].append(took)
     return [
@@ -234,7 +220,7 @@ def assignments(repeats: int) -> list[dict[str, Any]]:
             "participants": MANY,
             "components": k,
             "cohort": kind,
-            **dict(zip(("q1", "median", "q3"), quartiles(each), strict=True)),
+            **dict(zip(("q1", "median", "q3"), quartiles(each, 7), strict=True)),
             "goal": ASSIGN_GOAL,
             "repeats": repeats,
         }

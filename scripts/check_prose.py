@@ -9,29 +9,10 @@ from pathlib import Path
 LONGEST = 25
 """Words in a sentence."""
 
-BARE = frozenset(
-    [
-        "alone",
-        "apart",
-        "beside",
-        "came",
-        "each",
-        "found",
-        "given",
-        "heard",
-        "held",
-        "kept",
-        "known",
-        "made",
-        "own",
-        "put",
-        "said",
-        "some",
-        "there",
-        "together",
-        "told",
-    ]
-)
+BARE = frozenset((
+    "alone", "apart", "beside", "came", "each", "found", "given", "heard", "held", "kept", "known", "made", "own",
+    "put", "said", "some", "there", "together", "told",
+))  # fmt: skip
 """Words that say nothing as the name of a variable, a parameter or a function; fields and methods of classes may have
 them, because a class says what they are of."""
 

@@ -80,25 +80,16 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
     """Play a recipe, or go on with it: minutes in all, and the exit status of the command."""
     root, clock = asked.folder / name, asked.folder / f"{name}.minutes"
     program = [sys.executable, "-m", "fedtide"]
+    shared = ["--workers", asked.workers, "--quiet"]
     if (root / "config.toml").is_file():
-        command = [*program, "resume", str(root), "--workers", asked.workers, "--quiet"]
+        command = [*program, "resume", str(root), *shared]
     else:
         options = without(kept["options"], "--workers")
         if asked.seeds is not None:
             options = [*without(options, "--seeds"), "--seeds", asked.seeds]
         if asked.fleet is not None:
             options = [*without(options, "--fleet"), "--fleet", asked.fleet]
-        command = [
-            *program,
-            "run",
-            f"recipe:{name}",
-            *options,
-            "--workers",
-            asked.workers,
-            "--out",
-            str(root),
-            "--quiet",
-        ]
+        command = [*program, "run", f"recipe:{name}", *options, "--out", str(root), *shared]
     before = float(clock.read_text()) if clock.is_file() else 0.0
     began = time.monotonic()
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)

@@ -437,18 +437,9 @@ def compare_terms(
     chance = np.stack([((z @ weights.numpy() - t) ** 2).sum(1) for weights in models["chance_weights"]], 1)
     chance_one = ((z @ models["chance_one"].numpy() - t) ** 2).sum(1)
     by_label = np.concatenate([chance_one[:, None], mixed_errors(z, t, models, "chance_")[:, None], chance], 1)
+    summed = (one, mine, guess, (one - mine) ** 2, (guess - mine) ** 2, t**2)
     return {
-        "errors": np.array(
-            [
-                one.sum(),
-                mine.sum(),
-                guess.sum(),
-                ((one - mine) ** 2).sum(),
-                ((guess - mine) ** 2).sum(),
-                (t**2).sum(),
-                len(t),
-            ]
-        ),
+        "errors": np.array([*(part.sum() for part in summed), len(t)]),
         "targets": t.sum(0),
         "chance": sums_by(by_label, label, labels),
         "own": count_by(group, label, (errors.shape[1], labels)),

@@ -40,8 +40,8 @@ class Format:
         return f"{text} {self.unit}".rstrip()
 
 
-percent, points, number = Format("%", 100.0, 1), Format("points", 100.0, 1), Format()
-"""Formats of a share, of a difference of shares in percentage points, and of a plain number."""
+percent, points, number, brief_seconds = Format("%", 100.0, 1), Format("points", 100.0, 1), Format(), Format("s")
+"""Formats of a share, of a difference of shares in percentage points, of a plain number, and of a short time."""
 
 
 def signed_points(measure: Measure, *, signed: bool = True) -> str:
@@ -80,15 +80,6 @@ def seconds(measure: Measure, *, signed: bool = False) -> str:
     long = measure.mean is not None and abs(measure.mean) >= 600
     written = Format("min", 1 / 60, 1) if long else Format("s", 1.0, 1)
     return written(measure, signed=signed)
-
-
-def brief_seconds(measure: Measure, *, signed: bool = False) -> str:
-    """Format a short time in seconds, with as many digits as it needs.
-
-    >>> brief_seconds(Measure(0.0123, None, [0.0123])), brief_seconds(Measure(37.92, None, [37.92]))
-    ('0.0123 s', '37.9 s')
-    """
-    return Format("s")(measure, signed=signed)
 
 
 def rounds(measure: Measure, *, signed: bool = False) -> str:

@@ -61,22 +61,12 @@ AT_NODE = "/dev/null/base"
 """Path of the base in the study of a ticket: there is none, because each node finds its own."""
 PLACES = ("path", "package", "cache_mb")
 """Keys of a model that each machine decides by itself: where its files are, and how much memory it may take."""
+OF_TABLES = (
+    "label", "cuts", "time", "categories", "missing", "scaled", "encoding", "separator", "decimal", "time_format",
+    "clock", "units", "learned",
+)  # fmt: skip
 READ = {
-    "csv": (
-        "label",
-        "cuts",
-        "time",
-        "categories",
-        "missing",
-        "scaled",
-        "encoding",
-        "separator",
-        "decimal",
-        "time_format",
-        "clock",
-        "units",
-        "learned",
-    ),
+    "csv": OF_TABLES,
     "npz": ("names",),
     "texts": tuple(
         name for name in fields_of(Texts) if name not in {"client", "kind", *PLACES, *marks_of(Texts, IsFile)}
