@@ -36,10 +36,10 @@ def test_dirichlet_alpha_finds_the_alpha_that_rows_are_drawn_with(alpha):
 def test_a_mix_changes_as_others_are_there_or_as_the_same_hold_other_things():
     """Client 0 is there in slot 0 with label 0, client 1 in slot 1 with label 1: all by other clients."""
     slot = np.array([0, 1])
-    assert shares.change(slot, np.array([0, 1]), np.array([0, 1]), (2, 2, 2)) == pytest.approx((0.5, 0.5, 0.0))
+    assert shares.change(slot, np.array([0, 1]), np.array([0, 1]), (2, 2, 2)) == pytest.approx((0.5, 0.0))
     """Both are there in both, with label 0 in slot 0 and 1 in slot 1: each one's own mix is the pooled one."""
     slot, client = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
-    assert shares.change(slot, client, slot, (2, 2, 2)) == pytest.approx((0.5, 0.0, 0.5))
+    assert shares.change(slot, client, slot, (2, 2, 2)) == pytest.approx((0.0, 0.5))
 
 
 def test_a_mix_that_changes_by_who_is_there_alone():
@@ -49,7 +49,7 @@ def test_a_mix_that_changes_by_who_is_there_alone():
     of client 0's (1, 0) and 2/3 of client 1's (1/2, 1/2), which is the same. 2/5 of 1/5 and 3/5 of 2/15 are 0.16.
     """
     slot, client, label = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1]), np.array([0, 0, 0, 0, 1])
-    assert shares.change(slot, client, label, (2, 2, 2)) == pytest.approx((0.16, 0.16, 0.0))
+    assert shares.change(slot, client, label, (2, 2, 2)) == pytest.approx((0.16, 0.0))
 
 
 def test_course_of_a_line_and_of_a_step():

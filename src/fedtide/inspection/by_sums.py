@@ -78,7 +78,6 @@ from fedtide.inspection.questions import (
     CYCLES,
     DISTANCE,
     DRAWS,
-    GAIN,
     LABELS,
     LEAST,
     Changes,
@@ -734,7 +733,7 @@ class Reading:
             return cycles
         for name, slots in self._slots.items():
             counts = self.sums["tables"][f"{name}_labels"][:, 0].sum(2)
-            uneven = 0.5 * np.abs(shares.normalize(counts) - 1 / slots).sum(1)
+            uneven = shares.variation(shares.normalize(counts), np.array(1 / slots))
             far = self.sums["far"][f"{name}_habits"] / counts[0].sum()
             slot = np.repeat(np.arange(slots), np.round(counts[0]).astype(np.int64))
             activity, habits = Against.of(uneven[0], uneven[1:]), Against.of(far[0], far[1:])
@@ -784,27 +783,21 @@ class Reading:
         """Differences between periods; None without times."""
         if "tables" not in self.sums or not self._timed:
             return None
-        tables, blocks = self.sums["tables"], int(self._block.max()) + 1
+        tables = self.sums["tables"]
         far = [shares.total_variation(one) for one in tables["block_labels"][:, 0]]
         labels = Against.of(far[0], far[1:])
         far = [shares.total_variation(one) for one in tables["block_looks"]]
         looks = Against.of(far[0], far[1:])
-        alike, meaning, seen, gains = None, 0.0, None, dict[str, Against]()
+        alike, meaning = None, 0.0
+        ahead: tuple[Ahead | None, Mapping[str, Against]] = None, {}
         if "next" in self.sums:
             alike = self._block_models[1]
             terms = {name.removeprefix("blocks_"): value for name, value in self.sums["next"].items()}
             compared = self._block_problem.compared(terms, alike, alike)
             meaning = self._left_share * compared.beyond_features
-            seen, gains = self._judged_ahead()
-        means = shares.normalize(tables["block_labels"][0, 0])
-        if looks.distance > labels.distance:
-            means = shares.normalize(tables["block_looks"][0])
-        if alike is not None and meaning >= GAIN[0] and max(labels.distance, looks.distance) < DISTANCE[0]:
-            means = np.eye(int(alike.max()) + 1)[alike]
-        course, (at, share) = shares.course(means), shares.steps(means)
-        several = at if len(at) > 1 and share > course[0] + shares.APART else ()
-        changes = self._changes("block", alike, meaning)
-        return Drift(self._block, blocks, labels, changes, course, several, seen, gains)
+            ahead = self._judged_ahead()
+        mixes = shares.normalize(tables["block_labels"][0, 0]), shares.normalize(tables["block_looks"][0])
+        return Drift.of(self._block, labels, looks, mixes, self._changes("block", alike, meaning), ahead)
 
     @property
     def _left_share(self) -> float:
@@ -821,9 +814,7 @@ def split_change(tables: np.ndarray) -> tuple[Against, Against]:
     """
     pairs = []
     for counts, composed in tables:
-        weight, pooled = counts.sum(1) / counts.sum(), counts.sum(0) / counts.sum()
-        seen, between = shares.normalize(counts), shares.normalize(composed)
-        pairs.append([0.5 * np.abs(one).sum(1) @ weight for one in (between - pooled, seen - between)])
+        pairs.append(shares.changes_of(counts, shares.normalize(composed)) @ (counts.sum(1) / counts.sum()))
     others, same = np.array(pairs).T
     return Against.of(others[0], others[1:]), Against.of(same[0], same[1:])
 

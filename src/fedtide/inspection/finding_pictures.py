@@ -104,7 +104,7 @@ def _bands(axes: Axes, rows: Sample, cycle: Cycle) -> None:
     name, what, kinds, chance = "labels", rows.label, len(rows.label_names), (changes.others, changes.same)
     if rows.cell is not None and changes.look_others and changes.look_same and changes.look > changes.label:
         name, what, kinds, chance = "features", rows.cell, CELLS, (changes.look_others, changes.look_same)
-    seen = 100 * shares.changes(cycle.slot, rows.owner, what, (slots, max(rows.clients, 1), kinds))[1:]
+    seen = 100 * shares.changes(cycle.slot, rows.owner, what, (slots, max(rows.clients, 1), kinds))
     seen[:, np.bincount(cycle.slot, minlength=slots) == 0] = np.nan
     for number, why in enumerate(WHY.values()):
         color = figures.look(number).color

@@ -20,7 +20,7 @@ from fedtide.draw.holdings import draw_label_shares, draw_rows, map_shares
 from fedtide.draw.html import MARK, Picture, Pictured, anchor, render, to_pictures
 from fedtide.draw.prose import listed
 from fedtide.inspection.questions import CYCLES, local_slots
-from fedtide.inspection.shares import normalize
+from fedtide.inspection.shares import normalize, variation
 
 ROUNDS = 240
 """Rounds that are looked at."""
@@ -166,7 +166,7 @@ class Preview:
         counts = self.labels[self.labels.sum(1) > 0]
         pooled = counts.sum(0) / counts.sum()
         dealt = [Rng(0).at("dealt", k).numpy().multinomial(int(n), pooled) for k, n in enumerate(counts.sum(1))]
-        real, chance = (float(_variation(normalize(rows), pooled).mean()) for rows in (counts, np.array(dealt)))
+        real, chance = (float(variation(normalize(rows), pooled).mean()) for rows in (counts, np.array(dealt)))
         return real, chance
 
     def lines(self) -> list[str]:
@@ -202,17 +202,12 @@ class Preview:
             lines.append(f"{self.reachable.min():,} to {self.reachable.max():,} clients can be reached")
         if self.labeled:
             mixes = self.mix[self.mix.any(1)]
-            far = _variation(mixes, mixes.mean(0)).max() if len(mixes) else 0.0
+            far = variation(mixes, mixes.mean(0)).max() if len(mixes) else 0.0
             lines.append(f"the mix of labels that arrives is up to {far:.2f} from its mean (total variation)")
         if self.changed is not None:
             count = int((self.changed > 0).sum())
             lines.append(f"clients change in {count} of these rounds, {self.changed.max():,} at most")
         return lines
-
-
-def _variation(mix: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return half the sum of absolute differences, of each row."""
-    return 0.5 * np.abs(mix - other).sum(1)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -413,17 +413,15 @@ def cycle_of(
     """Compute the changes over one cycle."""
     rng, habits = rows.rng.at(name), None
     turns = list(draw_shuffles(shares.rotated(slot, number, slots), rng.at("turned")))
-    activity = against(lambda slot: uneven(slot, slots), slot, turns)
+    even = np.full(slots, 1 / slots)
+    activity = against(
+        lambda at: float(shares.variation(np.bincount(at, minlength=slots) / len(at), even)), slot, turns
+    )
     if rows.client is not None and rows.clients > 1:
         size = rows.clients, slots
         shuffled = draw_shuffles(shares.between_blocks(rows.client, number), rng.at("habits"))
         habits = against(lambda client: mean_distance(client, slot, size), rows.client, shuffled)
     return Cycle(name, slot, slots, activity, habits, changes_of(rows, slot, slots, clients, rng, turns, cyclic=True))
-
-
-def uneven(slot: np.ndarray, slots: int) -> float:
-    """Return the total variation distance of the rows' slots from equally many in each."""
-    return float(0.5 * np.abs(np.bincount(slot, minlength=slots) / len(slot) - 1 / slots).sum())
 
 
 def changes_of(
@@ -441,8 +439,8 @@ def changes_of(
     def split(what: np.ndarray, kinds: int) -> tuple[Against, Against]:
         """Compare the change of a mix by other clients, and by the same ones."""
         size = slots, max(rows.clients, 1), kinds
-        _, others, same = shares.change(slot, rows.owner, what, size)
-        shuffled = [shares.change(other, rows.owner, what, size)[1:] for other in shuffles]
+        others, same = shares.change(slot, rows.owner, what, size)
+        shuffled = [shares.change(other, rows.owner, what, size) for other in shuffles]
         return Against.of(others, [pair[0] for pair in shuffled]), Against.of(same, [pair[1] for pair in shuffled])
 
     others, same = split(rows.label, len(rows.label_names))
@@ -520,6 +518,35 @@ class Drift:
     ahead: Ahead | None
     gains: Mapping[str, Against]
 
+    @classmethod
+    def of(
+        cls,
+        block: np.ndarray,
+        labels: Against,
+        looks: Against | None,
+        mixes: tuple[np.ndarray, np.ndarray | None],
+        changes: Changes,
+        ahead: tuple[Ahead | None, Mapping[str, Against]],
+    ) -> "Drift":
+        """Tell the course of what changes most: features, or labels, or the meaning of features if neither does.
+
+        Args:
+            block: (rows,) number of the block.
+            labels: distance of labels.
+            looks: distance of features.
+            mixes: (blocks, kinds) shares of labels, and of features.
+            changes: over the blocks.
+            ahead: test then train, and its gains.
+        """
+        far, means = labels.distance, mixes[0]
+        if looks is not None and mixes[1] is not None and looks.distance > far:
+            far, means = looks.distance, mixes[1]
+        if changes.alike is not None and changes.meaning >= GAIN[0] and far < DISTANCE[0]:
+            means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
+        course, (at, share) = shares.course(means), shares.steps(means)
+        several = at if len(at) > 1 and share > course[0] + shares.APART else ()
+        return cls(block, int(block.max()) + 1, labels, changes, course, several, *ahead)
+
 
 def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
     """Return the block of time of each row: of about equally many rows, and of whole weeks or days if there are some.
@@ -573,21 +600,16 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
     shuffles = list(draw_shuffles(shares.anywhere(block), rng.at("blocks")))
     labels = against(lambda block: mean_distance(block, rows.label, size), block, shuffles)
     changes = changes_of(rows, block, blocks, clients, rng, shuffles, cyclic=False)
-    seen, gains = None, dict[str, Against]()
-    means = shares.normalize(count_by(block, rows.label, size))
+    ahead: tuple[Ahead | None, Mapping[str, Against]] = None, {}
+    looks = mix = None
     if rows.cell is not None and rows.z is not None:
         cell, cells_size = rows.cell, (blocks, CELLS)
         within = draw_shuffles(shares.within(block, rows.label), rng.at("looks"))
         looks = against(lambda block: mean_distance(block, cell, cells_size), block, within)
-        seen, gains = _ahead_of(rows, rows.z, block, blocks, rng)
-        if looks.distance > labels.distance:
-            means = shares.normalize(count_by(block, cell, cells_size))
-        mixed = max(labels.distance, looks.distance) >= DISTANCE[0]
-        if changes.alike is not None and changes.meaning >= GAIN[0] and not mixed:
-            means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
-    course, (at, share) = shares.course(means), shares.steps(means)
-    several = at if len(at) > 1 and share > course[0] + shares.APART else ()
-    return Drift(block, blocks, labels, changes, course, several, seen, gains)
+        mix = shares.normalize(count_by(block, cell, cells_size))
+        ahead = _ahead_of(rows, rows.z, block, blocks, rng)
+    mixes = shares.normalize(count_by(block, rows.label, size)), mix
+    return Drift.of(block, labels, looks, mixes, changes, ahead)
 
 
 def _ahead_of(

@@ -18,7 +18,7 @@ from fedtide.core.base import Shard
 from fedtide.core.rng import Rng, draw_some
 from fedtide.inspection.linear import means_by
 from fedtide.inspection.questions import CYCLES, LEAST, WIDTH, local_slots, waves
-from fedtide.inspection.shares import SHUFFLES, count_by
+from fedtide.inspection.shares import SHUFFLES, count_by, variation
 
 ROWS = 2_000
 """Rows of a client that are looked at; of more, as many are drawn."""
@@ -296,7 +296,7 @@ def shares_apart(counts: np.ndarray, pooled: np.ndarray) -> float:
     >>> shares_apart(np.array([2.0, 0.0]), np.array([0.5, 0.5]))
     0.5
     """
-    return float(0.5 * np.abs(counts / max(counts.sum(), 1) - pooled).sum())
+    return float(variation(counts / max(counts.sum(), 1), pooled))
 
 
 def spread_terms(vector: np.ndarray, weight: float) -> np.ndarray:

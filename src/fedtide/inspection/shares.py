@@ -144,13 +144,18 @@ def normalize(counts: np.ndarray) -> np.ndarray:
     return counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
 
 
+def variation(mix: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the total variation distances (...) between shares (..., kinds)."""
+    return np.asarray(0.5 * np.abs(mix - other).sum(-1))
+
+
 def total_variation(counts: np.ndarray) -> float:
     """Mean total variation distance of the rows' shares to the pooled shares, weighted by counts.
 
     >>> total_variation(np.array([[2.0, 0.0], [0.0, 2.0]]))
     0.5
     """
-    distances = 0.5 * np.abs(normalize(counts) - counts.sum(0) / counts.sum()).sum(1)
+    distances = variation(normalize(counts), counts.sum(0) / counts.sum())
     return float(distances @ counts.sum(1) / counts.sum())
 
 
@@ -180,9 +185,7 @@ def dirichlet_alpha(counts: np.ndarray) -> float:
     return max(1 - r, 0.0) / r / int((pooled > 0).sum()) if r > 0 else float("inf")
 
 
-def change(
-    slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]
-) -> tuple[float, float, float]:
+def change(slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]) -> np.ndarray:
     """Split the change of a mix over slots into the part of other clients, and the part of other rows of the same.
 
     Kitagawa's decomposition: a third mix lies between the pooled mix and the mix of a slot: that of its clients if they
@@ -195,23 +198,22 @@ def change(
         size: numbers of slots, clients and labels.
 
     Returns:
-        Mean total variation from the pooled mix to the mix of the slot, the part by other clients, and the part by the
-        same clients. A part is a distance too, so the two add up to the first or more.
+        Mean total variation of the part by other clients, and of the part by the same clients.
     """
-    distances = changes(slot, client, what, size)
-    weight = np.bincount(slot, minlength=size[0]) / len(slot)
-    whole, others, same = (float(part @ weight) for part in distances)
-    return whole, others, same
+    return changes(slot, client, what, size) @ (np.bincount(slot, minlength=size[0]) / len(slot))
 
 
 def changes(slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]) -> np.ndarray:
-    """Return the distances (3, slots) of which `change` has the means; the distances of an empty slot mean nothing."""
+    """Return the distances (2, slots) of which `change` has the means; the distances of an empty slot mean nothing."""
     slots, clients, kinds = size
-    counts = count_by(slot, what, (slots, kinds))
     mixes = normalize(count_by(client, what, (clients, kinds)))
-    seen, composed = normalize(counts), normalize(count_by(slot, client, (slots, clients))) @ mixes
-    pooled = counts.sum(0) / counts.sum()
-    return 0.5 * np.abs([seen - pooled, composed - pooled, seen - composed]).sum(2)
+    composed = normalize(count_by(slot, client, (slots, clients))) @ mixes
+    return changes_of(count_by(slot, what, (slots, kinds)), composed)
+
+
+def changes_of(counts: np.ndarray, composed: np.ndarray) -> np.ndarray:
+    """Return the distances of `changes` from the rows of each slot (slots, kinds), and the mix of its clients."""
+    return np.stack([variation(composed, counts.sum(0) / counts.sum()), variation(normalize(counts), composed)])
 
 
 def course(means: np.ndarray) -> tuple[float, float, int]:
