@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import fedtide as ft
 from fedtide.core.record import ROLLBACKS, rolled_back
-from fedtide.runs.digest import verify
 from fedtide.runs.folder import create
 from fedtide.site.certificates import make_node_key
 from fedtide.site.site import Site
@@ -113,7 +113,7 @@ def test_a_rollback_of_a_run_ends_what_a_killed_one_began(tmp_path, request, see
         copied(tmp_path / "template", root)
         killed_at(change, *words, torn=torn)
         tried["kills, rollback of a run"] += 1
-        assert [verdict.wrong for verdict in verify(root)] == [None]
+        assert [verdict.wrong for verdict in ft.verify(root)] == [None]
         assert rolled_back(run_of(experiment, root).folder) in ({}, {4: 2})
         assert done(*words) == 0
         list(run_of(experiment, root).play())
@@ -135,7 +135,7 @@ def test_a_run_that_was_rolled_back_goes_on_after_kills(tmp_path, request, seed,
         copied(template, root)
         killed_at(change, *words, torn=torn)
         tried["kills, resume after a rollback"] += 1
-        assert [verdict.wrong for verdict in verify(root)] == [None]
+        assert [verdict.wrong for verdict in ft.verify(root)] == [None]
         assert done(*words) == 0
         assert kept(root) == whole
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedtide.clusters.representation import Embedding
-from fedtide.core.base import Moment, Weights
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
-from fedtide.core.trees import children, is_node
 from fedtide.laws import every
 from fedtide.laws.case import Case, played
 from fedtide.runs.preflight import preflight
+from fedtide.transforms.transform import models_in
 from helpers.language import GATED, adapted, predicting
 
 pytest.importorskip("peft")
@@ -65,7 +65,7 @@ def test_adapters_are_masked_noised_and_sent(rule, cases):
 
 @pytest.mark.parametrize("name", [*METHODS, *(f"{name} next" for name in NEXT)])
 def test_only_adapters_and_heads_are_weights(name, cases):
-    models = list(_models_in(cases[name].reference.state))
+    models = models_in(cases[name].reference.state)
     assert models
     for model in models:
         assert not model.buffers
@@ -79,11 +79,11 @@ def test_adapters_stay_at_home(make, home):
     case = Case(partial(make, "fedper", {"home": [home]}), None)
     run, fleet = case.watched(rounds=2)
     is_home = {"trunk": "lora_", "head": "head."}.get(home, home)
-    sent = list(_models_in(fleet.totals))
+    sent = models_in(fleet.totals)
     assert sent
     assert all(is_home not in name for model in sent for name in model.params)
     client = int(fleet.asks[0].reply.clients[0])
-    kept = list(_models_in(run.fleet.engine.memory.read(client, (9, 0))))
+    kept = models_in(run.fleet.engine.memory.read(client, (9, 0)))
     assert kept
     assert all(is_home in name for model in kept for name in model.params)
 
@@ -106,14 +106,6 @@ def test_clients_are_clustered_by_features_of_the_base():
         mean = (features * counted[..., None]).sum(1) / counted.sum(1, keepdim=True)
     ours = Embedding().of(task)(None, shard)
     torch.testing.assert_close(ours.float(), mean.mean(0))
-
-
-def _models_in(tree):
-    if isinstance(tree, Weights):
-        yield tree
-    elif is_node(tree):
-        for _, child in children(tree):
-            yield from _models_in(child)
 
 
 def test_equal_adapters_of_which_clients_choose_the_best_are_refused():

@@ -85,19 +85,7 @@ FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ColumnNames:
-    """Columns of data, as `fedtide.inspect` describes them.
-
-    Args:
-        label: label column; by default one with a name like label or target, else the last one that may be a label.
-        client: column of the client; by default one with a name like user or station; "" for none.
-        time: column of the time, or the columns of a date divided by commas (year,month,day,hour); by default the one
-            with dates; "" for none.
-        features: columns of the features, divided by commas; by default all other numbers but ids, row numbers and
-            copies of columns.
-        zone: time zone of hours and days, e.g. Europe/Berlin; by default clocks count as they are written.
-        time_format: how times are written, e.g. day-month-year, excel or digits; by default as the cells tell.
-        without: columns that are left out, divided by commas.
-    """
+    """Columns of data, as `fedtide.inspect` describes them."""
 
     label: str | None = None
     client: str | None = None
@@ -106,6 +94,9 @@ class ColumnNames:
     zone: str | None = None
     time_format: str | None = None
     without: str | None = None
+
+
+ColumnNames.__doc__ = api.inspect.__doc__  # its arguments have these names
 
 
 @Parameter(name="*")

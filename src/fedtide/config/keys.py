@@ -15,7 +15,7 @@ from fedtide.config.schema import SHARED, Experiment, Method, maker, options_mod
 from fedtide.config.writing import as_toml
 from fedtide.core.docstrings import Doc, docstring
 from fedtide.core.errors import FedtideError, folded
-from fedtide.fields.shapes import bare, described, infos_of, is_choice, is_table, is_union, ranges, tags
+from fedtide.fields.shapes import bare, described, infos_of, is_choice, is_table, is_union, list_marks, tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import meant, nearest
 
@@ -27,7 +27,7 @@ WORDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "te
 
 def allowed(kind: Any) -> str:
     """Describe the values that a key may have."""
-    marks, kind = ranges(kind), bare(kind)
+    marks, kind = list_marks(kind), bare(kind)
     if is_choice(kind):
         return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member))[:1])
     if get_origin(kind) is Literal:

@@ -22,7 +22,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.draw.prose import slug
 from fedtide.evaluate.metrics import METRICS, SHIPPED
-from fedtide.fields.shapes import explained, marks_of
+from fedtide.fields.shapes import explain, marks_of
 from fedtide.fields.types import OfShift, by_kind, check_visible, is_written
 from fedtide.fields.user_code import name_of
 from fedtide.fields.vocabulary import nearest
@@ -95,7 +95,7 @@ def from_dict(
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
+        raise FedtideError(f"{where}: {explain(error, Experiment, values, place)}") from None
     experiment = _labeled(experiment, names)
     _check(experiment, where)
     experiment._imports = imports
@@ -223,7 +223,7 @@ def _method(
         try:
             options = _timed(model, options, rhythm)
         except ValidationError as error:
-            raise FedtideError(f"{where}.{explained(error, model, options, place)}") from None
+            raise FedtideError(f"{where}.{explain(error, model, options, place)}") from None
     table = {key: value for key, value in entry.items() if key in {"name", "algorithm"} | SHARED}
     if "shift" in entry:
         table["shift"] = shift

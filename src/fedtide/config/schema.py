@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, Validatio
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import options_of
 from fedtide.clusters.representation import Embedding
-from fedtide.config.settings import Deploy, FleetSettings, Local, Track, Tune, WireSettings
+from fedtide.config.settings import Deploy, FleetSettings, Local, Privacy, Track, Tune, WireSettings
 from fedtide.core.base import Algorithm, EvalSplit, Grouping, Over
 from fedtide.core.errors import refused, unknown
 from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
@@ -509,6 +509,11 @@ class Experiment(Strict):
     def timing(self) -> Devices:
         """Time that clients take: `devices`, or steady devices."""
         return Steady() if self.devices is None else self.devices
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """Differential privacy of the study; None without it."""
+        return None if self.wire is None else self.wire.privacy
 
     @property
     def period(self) -> float | None:

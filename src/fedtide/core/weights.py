@@ -99,6 +99,15 @@ def shaped(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(param.shape) for (name, param), part in zip(like.items(), parts, strict=True)}
 
 
+def shapes_of(weights: Weights) -> list[dict[str, torch.Size]]:
+    """Return the shapes of the parameters, and of the buffers.
+
+    >>> shapes_of(Weights({"w": torch.zeros(2, 3)}))
+    [{'w': torch.Size([2, 3])}, {}]
+    """
+    return [{name: value.shape for name, value in part.items()} for part in (weights.params, weights.buffers)]
+
+
 def layers_of(weights: Weights) -> dict[str, list[str]]:
     """Return the names of the parameters of each layer, in their order.
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.ragged import BLOCK, Ragged, count_pairs
+from fedtide.data.ragged import BLOCK, Ragged, count_pairs, rank_rows
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.saved import Saved
-from fedtide.fields.types import Count, Flag, Fraction, OpenFraction, Positive, Spelled, Whole, explained, ingredient
+from fedtide.fields.types import Count, Flag, Fraction, OpenFraction, Positive, Spelled, Whole, allowing, ingredient
 from fedtide.fields.user_code import Python, call
 
 
@@ -616,7 +616,7 @@ class Pachinko(Dealing):
     alpha: Positive = 0.1
     beta: Positive = 10.0
     samples: Count | None = None
-    groups: Annotated[Literal["cifar-100"] | SuperClasses, explained("'cifar-100', or lists of labels")] = "cifar-100"
+    groups: Annotated[Literal["cifar-100"] | SuperClasses, allowing("'cifar-100', or lists of labels")] = "cifar-100"
     kind: Literal["pachinko"] = "pachinko"
 
     def __post_init__(self) -> None:
@@ -875,7 +875,7 @@ def _deal_natural(
     n = int(client.max()) + 1
     large = np.flatnonzero(np.bincount(client[inside_groups & ~held_out], minlength=n) >= partition.min_samples)
     if partition.samples is not None:
-        inside_groups &= _rank(np.where(inside_groups, 2 * client + held_out, 2 * n)) < partition.samples
+        inside_groups &= rank_rows(np.where(inside_groups, 2 * client + held_out, 2 * n)) < partition.samples
     seen = partition.clients or len(large) - held_out_clients.clients
     wanted = seen + held_out_clients.clients
     if wanted > len(large) or seen <= 0:
@@ -894,18 +894,6 @@ def _deal_natural(
     unseen = Ragged.from_owner(outside, held_out_clients.clients)
     client_names = tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else ()
     return Dealt(train, test, unseen, torch.from_numpy(votes.argmax(1)), names, client_names)
-
-
-def _rank(owner: np.ndarray) -> np.ndarray:
-    """Return for each row how many rows of the same owner stand before it.
-
-    >>> _rank(np.array([1, 0, 1, 1, 0])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    order, counts = np.argsort(owner, kind="stable"), np.bincount(owner)
-    rank = np.empty(len(owner), dtype=np.int64)
-    rank[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner[order]]
-    return rank
 
 
 def _part_size(total: int, k: int, parts: int) -> int:

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.partition import IID, Groups, HeldOutClients, Natural, OneGroup, Partition, Split, deal, remove_labels
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged, Spans, part_sizes
+from fedtide.data.ragged import Ragged, Spans, part_sizes, rank_rows
 from fedtide.data.rows import GeneratedRows, Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
@@ -192,10 +192,7 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
         allowed = f"0 or more and fewer than {len(order)}, the training rows of {rows.name}"
         raise refused("data.public_samples", wanted, allowed)
     domain = np.zeros(len(order), dtype=np.int64) if rows.domain is None else rows.domain.numpy()[order]
-    turn = np.empty(len(order), dtype=np.int64)
-    for k in np.unique(domain):
-        turn[domain == k] = np.arange((domain == k).sum())
-    return torch.from_numpy(np.sort(order[np.lexsort((domain, turn))[:wanted]]))
+    return torch.from_numpy(np.sort(order[np.lexsort((domain, rank_rows(domain)))[:wanted]]))
 
 
 def _replay(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
@@ -226,9 +223,9 @@ def _divided(lists: Ragged, val: float, test: float, draw: np.random.Generator) 
     """Return the rows of some clients for training, validation and testing."""
     counts, owner = lists.counts.numpy(), lists.owner.numpy()
     n_test, n_val = part_sizes(counts, val, test)
-    rank = np.empty(len(owner), dtype=np.int64)
-    rank[np.lexsort((draw.random(len(owner)), owner))] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
-    part = torch.from_numpy((rank < (n_test + n_val)[owner]).astype(np.int8) + (rank < n_test[owner]))
+    place = np.empty(len(owner), dtype=np.int64)
+    place[np.lexsort((draw.random(len(owner)), owner))] = rank_rows(owner)
+    part = torch.from_numpy((place < (n_test + n_val)[owner]).astype(np.int8) + (place < n_test[owner]))
     return [lists.only(part == number) for number in range(3)]
 
 

@@ -13,6 +13,18 @@ ENTRIES = 1 << 20
 """Number of entries of lists that are replaced at a time."""
 
 
+def rank_rows(owner: np.ndarray) -> np.ndarray:
+    """Return for each row how many rows of the same owner stand before it.
+
+    >>> rank_rows(np.array([1, 0, 1, 1, 0])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order, counts = np.argsort(owner, kind="stable"), np.bincount(owner)
+    ranks = np.empty(len(owner), dtype=np.int64)
+    ranks[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner[order]]
+    return ranks
+
+
 @dataclass(frozen=True)
 class Ragged:
     """A sorted list of row numbers for each of N clients.

@@ -213,13 +213,13 @@ def _check_counted(center: float) -> None:
         raise FedtideError("data.target: found 0 in all rows that are known, allowed: some count above 0")
 
 
-def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:
+def edges_of(values: Tensor) -> tuple[float, ...]:
     """Return borders between bins that hold about as many values each; fewer bins where values repeat.
 
-    >>> edges_of(torch.arange(100.0), 4)
-    (24.75, 49.5, 74.25)
+    >>> edges_of(torch.tensor([1.0, 1.0, 2.0]))
+    (2.0,)
     """
-    inner = torch.arange(1, bins, dtype=torch.float64) / bins
+    inner = torch.arange(1, BINS, dtype=torch.float64) / BINS
     edges = values.double().quantile(inner).unique()
     return tuple(edge for edge in edges.tolist() if edge > float(values.min()))
 

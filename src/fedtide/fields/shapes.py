@@ -26,15 +26,15 @@ def bare(kind: Any) -> Any:
     return _stripped(kind)[0]
 
 
-def ranges(kind: Any) -> list[Any]:
-    """The ranges that stand in a type's annotations."""
+def list_marks(kind: Any) -> list[Any]:
+    """Return the marks (validators, fields, ranges) that stand in a type's annotations."""
     return _stripped(kind)[1]
 
 
 @cache
 def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
     """Return the keys of a table whose types have a mark of this class, with the first one."""
-    marks = {name: [one for one in ranges(hint) if isinstance(one, mark)] for name, hint in fields_of(kind).items()}
+    marks = {name: [one for one in list_marks(hint) if isinstance(one, mark)] for name, hint in fields_of(kind).items()}
     return {name: marked[0] for name, marked in marks.items() if marked}
 
 
@@ -137,7 +137,7 @@ Elsewhere = Callable[[str], str]
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word: "") -> str:
+def explain(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word: "") -> str:
     """The first problem as `key: what was found, what is allowed`."""
     problems = error.errors()
     # A key that is misspelt is why another one is missing.
@@ -148,7 +148,7 @@ def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhe
 
 def of_python(error: ValidationError, model: type, data: Any) -> str:
     """The first problem of a value made in Python: its key begins with the name of the class."""
-    line = explained(error, model, data)
+    line = explain(error, model, data)
     return f"{model.__name__}: {line.removeprefix(WHOLE)}" if line.startswith(WHOLE) else f"{model.__name__}.{line}"
 
 

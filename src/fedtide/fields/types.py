@@ -5,7 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 from zoneinfo import ZoneInfo
 
 import pydantic.dataclasses
@@ -157,7 +157,7 @@ def ingredient(kind: type[T]) -> type[T]:
     return cast("type[T]", checked)
 
 
-def explained(allowed: str) -> WrapValidator:
+def allowing(allowed: str) -> WrapValidator:
     """Return a validator with a single message for a union of types, for which pydantic would give several."""
 
     def check(value: Any, parsed: Callable[[Any], Any]) -> Any:
@@ -213,16 +213,6 @@ def on_default(default: Any, value: Any) -> Any:
     """
     partly = isinstance(value, dict) and "kind" not in value and dataclasses.is_dataclass(default)
     return changed(default) | value if partly else value
-
-
-def kinds_of(choice: Any) -> tuple[str, ...]:
-    """Return the kinds of a choice among ingredients: a union, annotated with what tells them apart.
-
-    >>> from fedtide.learn.server import SGD, Adam
-    >>> kinds_of(Annotated[SGD | Adam, Field(discriminator="kind")])
-    ('sgd', 'adam')
-    """
-    return tuple(member.kind for member in get_args(get_args(choice)[0]))
 
 
 Spelled = BeforeValidator(by_kind)
@@ -319,7 +309,7 @@ def checked(kind: type[M], values: Any, where: str) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{where}: {shapes.explained(error, kind, values)}") from None
+        raise FedtideError(f"{where}: {shapes.explain(error, kind, values)}") from None
 
 
 def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,7 +328,7 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     try:
         read = model.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{name}.{shapes.explained(error, model, values)}") from None
+        raise FedtideError(f"{name}.{shapes.explain(error, model, values)}") from None
     return {key: getattr(read, key) if key in values else value for key, value in arguments.items()}
 
 

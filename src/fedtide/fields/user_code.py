@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_serializer
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.fields.types import explained, ingredient
+from fedtide.fields.types import allowing, ingredient
 
 SESSION = "session_"
 """Start of the names of modules without a file."""
@@ -32,7 +32,7 @@ FUNCTION = (
 class Python:
     """Your own kind: the result of your `module:function`, called with `options`, takes its place."""
 
-    function: Annotated[str | Callable[..., Any], explained("module:function"), Field(description=FUNCTION)]
+    function: Annotated[str | Callable[..., Any], allowing("module:function"), Field(description=FUNCTION)]
     options: Annotated[dict[str, Any], Field(description="keyword arguments for it.")] = field(default_factory=dict)
     kind: Literal["python"] = "python"
 

@@ -25,6 +25,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, leaves, same, size_in_bytes
+from fedtide.core.weights import shapes_of
 from fedtide.data.ragged import Ragged
 from fedtide.evaluate.probe import QUESTION as TRAIN
 from fedtide.fleets import scoring
@@ -310,7 +311,7 @@ def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
             raise NotApplicable(f"answers to '{TRAIN}' have no update, so forgetting is not measured")
         received = {name for model in models_in(payload) for name in (*model.params, *model.buffers)}
         for part in named.values() if isinstance(named, Mapping) else (named,):
-            like = [update for update in trained if _shapes(update) == _shapes(part)]
+            like = [update for update in trained if shapes_of(update) == shapes_of(part)]
             compared.extend(like)
             # Layers at home are not received: they change from what the server last saw of them, its own first ones.
             part = pick_layers(part, received.__contains__) if received else part
@@ -323,10 +324,6 @@ def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
 
     with patch.object(LocalTrainer, "__call__", record):
         yield replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})), compared
-
-
-def _shapes(weights: Weights) -> list[dict[str, torch.Size]]:
-    return [{name: value.shape for name, value in part.items()} for part in (weights.params, weights.buffers)]
 
 
 def pure_round(case: Case) -> None:

@@ -32,7 +32,7 @@ from fedtide.core.base import Moment, Shard, Weighted
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import periodic_shares
-from fedtide.fields.types import Count, Duration, Finite, OfShift, Positive, explained, ingredient, seconds_of
+from fedtide.fields.types import Count, Duration, Finite, OfShift, Positive, allowing, ingredient, seconds_of
 from fedtide.learn.task import Task
 from fedtide.mixtures.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
@@ -42,8 +42,8 @@ __all__ = [
 
 Rounds = Annotated[Positive | None, OfShift("period")]
 RoundPeak = Annotated[Finite | None, OfShift("peak")]
-LENGTH = explained("a number of rounds above 0, or a time such as '1d'")
-WHEN = explained("a round, or a time of the day such as '14h'")
+LENGTH = allowing("a number of rounds above 0, or a time such as '1d'")
+WHEN = allowing("a round, or a time of the day such as '14h'")
 Period = Annotated[Positive | Duration | None, LENGTH, OfShift("period")]
 Peak = Annotated[Finite | Duration | None, WHEN, OfShift("peak")]
 Start = Annotated[Finite | Duration | None, WHEN, OfShift("start")]

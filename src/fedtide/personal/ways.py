@@ -23,7 +23,8 @@ from fedtide.core.base import Moment, Prediction, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.weights import renamed, united
-from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient, kinds_of
+from fedtide.fields.shapes import tags_of
+from fedtide.fields.types import Flag, NonNegative, OpenFraction, Spelled, changed, ingredient
 from fedtide.learn import LocalTrainer, Task, mean_losses, refuse_without_likelihood
 from fedtide.learn.losses import Columns
 from fedtide.learn.task import refuse_numbers
@@ -358,7 +359,7 @@ Personal = Annotated[
     Choice | FineTuned | Alone | Ensemble | Mixture | Neighbors | Stacking, Field(discriminator="kind")
 ]
 
-WAYS = kinds_of(Personal)
+WAYS = tuple(tags_of(Personal))
 """Kinds of personalizations."""
 
 

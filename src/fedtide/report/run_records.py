@@ -323,7 +323,7 @@ class ExperimentRecord:
     @property
     def privacy(self) -> Privacy | None:
         """Differential privacy of the study; None without it."""
-        return None if self.experiment.wire is None else self.experiment.wire.privacy
+        return self.experiment.privacy
 
     @property
     def private(self) -> bool:

@@ -67,8 +67,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         key = f"{where}: claim[{place}].measure"
         if claim.measured in {"accuracy", "skill"} - {experiment.score}:
             raise refused(key, claim.measured, f"{experiment.score}, the score of this target")
-        private = experiment.wire is not None and experiment.wire.privacy is not None
-        if private and (number := _find_number(claim.measured)) is not None and number.single:
+        if experiment.privacy is not None and (number := _find_number(claim.measured)) is not None and number.single:
             but = "the report of a private study leaves numbers of single clients out"
             raise refused(key, claim.measured, "a number of all clients", but)
         at = [] if claim.at is None else _metrics_at(experiment, claim.at, where)

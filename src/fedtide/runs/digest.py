@@ -17,10 +17,10 @@ from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.models.adapters import adapter_files
-from fedtide.models.model_files import find_model, has_model, locate_model, model_files
+from fedtide.models.model_files import has_model, locate_model, model_files
 from fedtide.models.transformer import Transformer
 from fedtide.runs.build import located, place_of_weights, spec_of
-from fedtide.runs.folder import Planned, load, plan
+from fedtide.runs.folder import Planned
 from fedtide.wire.ledger import check_released
 
 
@@ -38,9 +38,8 @@ def digest_of(experiment: Experiment, method: Method, seed: int, device: str | N
     if isinstance(model := experiment.model, Transformer):
         silent["model"] = model.uncached()
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
-    paths, packages = _named(experiment, method)
-    files = [*paths, *(str(find_model(None, package)) for package in packages)]
-    spec = spec_of(telling, method, seed, None) | {"files": [*map(_digest, files)]}
+    files = [[*place.values()] for place in digests_of_files(experiment, method)]
+    spec = spec_of(telling, method, seed, None) | {"files": files}
     if (name := device or device_of(experiment)) != CPU:
         spec |= {"device": name}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
@@ -143,23 +142,6 @@ def packages_of(part: Any) -> Iterator[str]:
         yield from packages_of(getattr(part, name))
 
 
-def _digest(path: str) -> str:
-    """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
-
-    For the folder of a pretrained model or of adapters it is that of the files that decide numbers.
-
-    Raises:
-        FedtideError: the file cannot be read.
-    """
-    folder = Path(path)
-    if files := adapter_files(folder) or (model_files(find_model(path, None)) if has_model(folder) else []):
-        return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()[:16]
-    file = file_of(Path(path))
-    if file.exists() and not file.is_file():
-        raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")
-    return sha256(file)[:16]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """Findings about one run.
@@ -171,15 +153,6 @@ class Verdict:
     run: Planned
     rounds: int
     wrong: str | None = None
-
-
-def verify(root: Path) -> Iterator[Verdict]:
-    """Check every file that the checkpoints of a run folder need, and yield a verdict for each run.
-
-    Raises:
-        FedtideError: it is no run folder, or its configuration cannot be read.
-    """
-    yield from verify_runs(plan(load(root, imports=False), root))
 
 
 def _check_saved(run: Planned, number: int, config: str) -> None:

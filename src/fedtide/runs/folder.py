@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedtide._version import version_of
 from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import check_new, making, naming, sha256, write_text
@@ -207,16 +207,8 @@ def environment() -> dict[str, object]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
     }
-
-
-@cache  # metadata of a package is text of hundreds of lines
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 @cache

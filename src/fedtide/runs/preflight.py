@@ -214,7 +214,7 @@ def _check_judging(experiment: Experiment, where: str) -> None:
             raise refused(f"{where}: rounds", 0, "1 or more", because)
     if experiment.dated:
         raise refused(f"{where}: rounds", 0, "1 or more on a calendar", "each round is a window of time")
-    if experiment.wire is not None and experiment.wire.privacy is not None:
+    if experiment.privacy is not None:
         raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
     for key in ("forgetting", "stop_at"):
         if getattr(experiment, key) is not None:
@@ -228,10 +228,8 @@ def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes
         FedtideError: a value that the method sums has no bound, or a wrong one, or the budget promises nothing.
     """
     experiment, method, host = built.experiment, built.method, built.host
-    wire = experiment.wire
-    if wire is None or wire.privacy is None:
+    if (privacy := experiment.privacy) is None:
         return 0.0
-    privacy = wire.privacy
     check_delta(privacy, host.population.registered)
     key = build.as_json(experiment.model_copy(update={"wire": None, "title": "", "method": (method,)}))
     if key not in forms:

@@ -130,8 +130,8 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
     """Raise if a bound names nothing that a method sums."""
     names = sorted({leaf.name or WHOLE for form in sums for leaf in form.leaves})
     for point in points(experiment, where):
-        wire = point.experiment.wire
-        for name in () if wire is None or wire.privacy is None else wire.privacy.clip:
+        privacy = point.experiment.privacy
+        for name in () if privacy is None else privacy.clip:
             if name not in names:
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
@@ -140,8 +140,9 @@ def check_scores(experiment: Experiment, where: str) -> None:
     """Raise if scores are sums, and the experiment wants numbers of them that no sum of accuracies tells."""
     if experiment.wire is None or not experiment.wire.build().sums_scores:
         return
-    private = experiment.wire.privacy is not None
-    otherwise = "" if private else ", or wire.sum_scores = false, which shows the server those of each client"
+    otherwise = (
+        "" if experiment.privacy else ", or wire.sum_scores = false, which shows the server those of each client"
+    )
     by, liars = None if experiment.keep is None else experiment.keep.by, experiment.liars
     wanted = {
         "metrics": [metric.kind for metric in experiment.metrics],
@@ -199,8 +200,7 @@ def server_wire(
         ledger: file of the releases; None keeps them in this process.
         safe: keeps what was released, where clients are real.
     """
-    privacy = None if experiment.wire is None else experiment.wire.privacy
-    if privacy is None:
+    if (privacy := experiment.privacy) is None:
         return host.wire
     plan = plan_of(privacy, experiment, method, host)
     return with_noise(host.wire, ledger_with(privacy, plan, experiment, host.algorithm, ledger), draw, safe)

@@ -1,6 +1,5 @@
 """Trained models of a run, from a checkpoint that it has, and their predictions for a new client or for one client."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,8 @@ from fedtide.core.errors import FedtideError, quote, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, children, is_node
+from fedtide.core.trees import Tree
+from fedtide.core.weights import shapes_of
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.engines import Host
 from fedtide.fleets.scoring import decision_units
@@ -27,6 +27,7 @@ from fedtide.models.branched import unbranched
 from fedtide.runs.build import built, read_again
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
+from fedtide.transforms.transform import models_in
 from fedtide.wire.answer_schema import made_up
 
 ROWS = 256
@@ -345,19 +346,5 @@ def _round_of(model: str | None, about: checkpoint.About) -> int:
 
 def networks_in(tree: Tree, like: Weights) -> list[Weights]:
     """List all networks in a tree, in their order; a branched one counts as many as it has branches."""
-    return list(_networks(tree, like))
-
-
-def _networks(tree: Tree, like: Weights) -> Iterator[Weights]:
-    if isinstance(tree, Weights):
-        yield from (network for network in unbranched(tree) if _alike(network, like))
-    elif is_node(tree):
-        for _, child in children(tree):
-            yield from _networks(child, like)
-
-
-def _alike(weights: Weights, like: Weights) -> bool:
-    return all(
-        {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
-        for ours, theirs in ((weights.params, like.params), (weights.buffers, like.buffers))
-    )
+    networks = (network for model in models_in(tree) for network in unbranched(model))
+    return [network for network in networks if shapes_of(network) == shapes_of(like)]

@@ -225,7 +225,7 @@ def _same(lines: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]
 
 def _ledger(run: Planned) -> Ledger | None:
     """Return the ledger of a private run."""
-    if run.experiment.wire is None or run.experiment.wire.privacy is None:
+    if run.experiment.privacy is None:
         return None
     host = host_of(run.experiment, run.method, run.seed)
     wire = server_wire(run.experiment, run.method, host, simulated_noise(run.seed), run.folder / LEDGER)

@@ -49,8 +49,7 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     Raises:
         FedtideError: the method shows what noise would not cover, whatever its site or ticket says.
     """
-    privacy = None if experiment.wire is None else experiment.wire.privacy
-    if privacy is None:
+    if (privacy := experiment.privacy) is None:
         return None
     if isinstance(experiment.method[0].settings().get("cohort"), Poisson):
         but = "of real clients it is known who comes"

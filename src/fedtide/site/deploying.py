@@ -114,7 +114,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if methods[method].decide_per == "oracle":
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
-    privacy = None if experiment.wire is None else experiment.wire.privacy
+    privacy = experiment.privacy
     by_scores = {
         "stop_at": experiment.stop_at and experiment.stop_at.accuracy,
         "keep.best": experiment.keep and experiment.keep.best,

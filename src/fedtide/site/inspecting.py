@@ -46,7 +46,7 @@ def inspected(root: Path) -> Answers:
         raise FedtideError(f"{root}: {asked} of {questions} questions were asked; {but}")
     if isinstance(state, by_sums.State):
         return by_sums.answers(state, str(root))
-    privacy = None if site.experiment.wire is None else site.experiment.wire.privacy
+    privacy = site.experiment.privacy
     ledger = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
     if privacy is None or ledger is None:
         return bounded.bounded_answers(state, {}, str(root))

@@ -39,7 +39,7 @@ from fedtide.models.transformer import Transformer
 from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, model_of
-from fedtide.runs.digest import digest_of, verify
+from fedtide.runs.digest import digest_of, verify_runs
 from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import recorded_sums
@@ -86,7 +86,7 @@ def _rehearse(site: Site, rounds: int, kills: bool, log: Log) -> int:
     log.say(
         "rehearsal", f"{len(copy.roster.node)} nodes and their server at {copy.deploy.address}; logs are in {copy.root}"
     )
-    if copy.experiment.wire is not None and copy.experiment.wire.privacy is not None:
+    if copy.experiment.privacy is not None:
         log.say("noise", "noise follows from the seed here, as in the simulation; a served site has the system's")
     began = time.monotonic()
     with ExitStack() as stack:
@@ -314,7 +314,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     """
     if not root.is_dir():
         raise FedtideError(f"{root}: no such folder")
-    for verdict in verify(root):
+    for verdict in verify_runs(folder.plan(folder.load(root, imports=False), root)):
         if verdict.wrong is not None:
             raise FedtideError(verdict.wrong)
     settings = folder.load(root)
@@ -330,7 +330,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     copy = replace(run, folder=place / run.folder.relative_to(root))
     store = MemoryStore(copy.folder / "memory")
     recorded = None
-    if data or (settings.wire is not None and settings.wire.privacy is not None):
+    if data or settings.privacy is not None:
         site = Site.read(root.parent)
         host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
         if data:

@@ -142,8 +142,8 @@ class Seat:
         policy = read_policy(rules)
         place = None if ticket.base is None else find_base(ticket.base, base)
         study = at_base(ticket.experiment, place)
-        if study.wire is not None and study.wire.privacy is not None:
-            check_delta(study.wire.privacy, ticket.registered, "study: ")
+        if study.privacy is not None:
+            check_delta(study.privacy, ticket.registered, "study: ")
         check_size(study, ticket.rows)
         rows = FileRows.read(
             data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place
@@ -306,8 +306,8 @@ class Seat:
         clients = ticket.registered
         if self.policy.fewest > clients:
             yield f"warning: your policy wants {self.policy.fewest} clients in a sum, and the site has {clients}"
-        wire = ticket.experiment.wire
-        if wire is not None and wire.privacy is not None and (delta := wire.privacy.delta) * clients > DELTA:
+        privacy = ticket.experiment.privacy
+        if privacy is not None and (delta := privacy.delta) * clients > DELTA:
             yield f"warning: delta {delta:g} is too large for {clients} clients; ask for one well below 1/{clients}"
         yield from warn_of_budget(ledger_for(ticket.experiment, self.algorithm), clients)
         here = installed_versions()

@@ -17,15 +17,15 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field
 
+from fedtide._version import version_of
 from fedtide.config import Experiment, Method, read, slug, to_toml
 from fedtide.config.settings import Deploy
 from fedtide.core.atomic import lock, write_text
@@ -272,11 +272,8 @@ def write_roster(root: Path, roster: Roster) -> None:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that compute and carry answers."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+    found = {name: version for name in PACKAGES if (version := version_of(name))}
+    return {"python": platform.python_version(), **found}
 
 
 def check_fewest(deploy: Deploy, clients: int, where: str) -> None:
@@ -322,8 +319,8 @@ def invite(root: Path, names: str) -> list[Ticket]:
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
         site = replace(site, roster=Roster.checked(values, "NODES"))
         check_hidden(site.experiment, site.roster, "NODES")
-        if (wire := site.experiment.wire) is not None and wire.privacy is not None:
-            check_delta(wire.privacy, site.roster.clients, "NODES: ")
+        if site.experiment.privacy is not None:
+            check_delta(site.experiment.privacy, site.roster.clients, "NODES: ")
         tickets = site.write_tickets(new)
         write_roster(root, site.roster)
     return tickets

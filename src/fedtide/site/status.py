@@ -134,7 +134,7 @@ def describe_site(site: Site) -> Iterator[str]:
     title = site.experiment.title or "a study"
     yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.deploy.address}"
     yield from describe_sums(site)
-    if site.experiment.wire is not None and site.experiment.wire.privacy is not None:
+    if site.experiment.privacy is not None:
         yield from describe_spent(site, algorithm_without_rows(site.experiment, site.about.rows))
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
     yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one in its last 30 days"

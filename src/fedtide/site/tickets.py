@@ -23,7 +23,7 @@ from fedtide.config.settings import Address
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.sources import CSV, NPZ, Texts
-from fedtide.fields.shapes import explained, fields_of, marks_of, ranges
+from fedtide.fields.shapes import explain, fields_of, list_marks, marks_of
 from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Strict, Text, Whole, spelled
 from fedtide.fields.user_code import Python
 from fedtide.models.transformer import Transformer
@@ -232,8 +232,7 @@ class Ticket(AboutSite):
     @property
     def is_private(self) -> bool:
         """Tell whether the study is private, so that nothing without noise is told of rows."""
-        wire = self.experiment.wire
-        return wire is not None and wire.privacy is not None
+        return self.experiment.privacy is not None
 
     def to_toml(self) -> str:
         """Return the ticket as text."""
@@ -275,7 +274,7 @@ class Ticket(AboutSite):
             ticket = Ticket.model_validate(values)
         except ValidationError as error:
             is_cut = any(fault["type"] == "missing" for fault in error.errors())
-            raise FedtideError(explained(error, Ticket, values) + (f"; {DAMAGED}" if is_cut else "")) from None
+            raise FedtideError(explain(error, Ticket, values) + (f"; {DAMAGED}" if is_cut else "")) from None
         if ticket.made.tzinfo is None:
             raise refused("made", str(ticket.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
         if ticket.seal != seal:
@@ -355,7 +354,7 @@ def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from foreign(value, f"{key}[{number}]")
     for name, kind in fields_of(type(part)).items():
         value, inside = getattr(part, name), f"{key}.{name}"
-        has_file = any(isinstance(mark, IsFile) for mark in ranges(kind)) or name == "package"
+        has_file = any(isinstance(mark, IsFile) for mark in list_marks(kind)) or name == "package"
         if value is not None and has_file:
             yield inside, str(value)
         yield from foreign(value, inside)

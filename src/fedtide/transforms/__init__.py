@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import nearest
-from fedtide.fields.types import by_kind, kinds_of
+from fedtide.fields.shapes import tags_of
+from fedtide.fields.types import by_kind
 from fedtide.personal.ways import WAYS
 from fedtide.transforms.anchored import Anchored
 from fedtide.transforms.at_home import AtHome
@@ -37,7 +38,7 @@ __all__ = [
 Whole = Annotated[
     Anchored | AtHome | OnNeed | Pooled | Robust | Shared | Trusted | Watch | Personalized, Field(discriminator="kind")
 ]
-KINDS = kinds_of(Whole)
+KINDS = tuple(tags_of(Whole))
 
 
 def _spelled(value: Any) -> Any:

@@ -510,12 +510,6 @@ def write_trials(root: Path, trials: Sequence[Trial]) -> None:
     write_text(root / TRIALS, "".join(f"{json.dumps(asdict(trial), allow_nan=False)}\n" for trial in trials))
 
 
-def write_ready(root: Path, experiment: Experiment, best: Placed) -> None:
-    """Write the experiment with the best values, ready for `fedtide run`."""
-    ready = from_dict(with_values(experiment, best), where=str(root / READY))
-    write_text(root / READY, f"{COMMENT}{brief(ready)}\n")
-
-
 @dataclass(frozen=True)
 class Tuned:
     """Result of one method in one stage: search, every trial, and the best one (None if none is finished)."""
@@ -679,7 +673,8 @@ def execute(
                     return False
             best += [pair for search in stage for pair in _best_values(root, tuned_of(search, trials))]
         write_trials(root, read_trials(root, searches, config))  # in order, whichever was done first
-        write_ready(root, experiment, best)
+        ready = from_dict(with_values(experiment, best), where=str(root / READY))
+        write_text(root / READY, f"{COMMENT}{brief(ready)}\n")
     return True
 
 

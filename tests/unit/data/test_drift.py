@@ -361,7 +361,7 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
         # The same groups under other numbers.
         assert len(set(both)) == len({a for a, _ in both}) == len({b for _, b in both})
         for client in range(drawn.registered):
-            labels, shares = drawn.plan.distribution(client, now)
+            labels, shares = drawn.plan.shares(client, drawn.plan.state(float(r)))
             wanted = np.zeros(4)
             wanted[list(labels)] = shares
             concept = int(read.plan.concept(float(r))[client])

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
@@ -27,7 +28,6 @@ from fedtide.remote.schedule import Present
 from fedtide.report import plot
 from fedtide.report.page import write_report
 from fedtide.runs import folder
-from fedtide.runs.digest import verify
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import forget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
@@ -248,7 +248,7 @@ def test_released_sums_have_the_noise_that_the_ledger_says(private, tmp_path, ca
 def test_a_ledger_beyond_the_budget_is_not_played_again(copy, changed, words, monkeypatch):
     """Whoever writes it may write digests, too."""
     run, record = copy
-    monkeypatch.setattr("fedtide.site.parity.verify", lambda root: [])
+    monkeypatch.setattr("fedtide.site.parity.verify_runs", lambda runs: [])
     first, last = (record / LEDGER).read_text(encoding="utf-8").splitlines()
     (record / LEDGER).write_text(f"{first}\n{json.dumps(json.loads(last) | changed)}\n", encoding="utf-8")
     with pytest.raises(FedtideError, match=re.escape(words)):
@@ -267,13 +267,13 @@ def test_a_release_that_is_gone_is_said(copy):
 @pytest.mark.parametrize("change", ["gone", "changed"])
 def test_a_ledger_or_a_release_that_is_not_whole_is_found_and_not_gone_on_from(copy, private, name, change):
     run, record = copy
-    assert [verdict.wrong for verdict in verify(run)] == [None]
+    assert [verdict.wrong for verdict in ft.verify(run)] == [None]
     file = record / name
     content = file.read_bytes()
     file.unlink()
     if change == "changed":
         file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    (wrong,) = (verdict.wrong for verdict in verify(run))
+    (wrong,) = (verdict.wrong for verdict in ft.verify(run))
     assert wrong.startswith(f"{file}: {'missing' if change == 'gone' else 'damaged'}")
     with pytest.raises(FedtideError, match=re.escape(str(file))):
         list(Run(private.experiment, private.method, private.seed, record).play(judge_of=lambda _: judge_at(copy)))

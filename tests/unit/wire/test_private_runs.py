@@ -26,7 +26,6 @@ from fedtide.laws.every import private as law_of_private_sums
 from fedtide.remote.offline import memory_at, near_fleet
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, spec_of
-from fedtide.runs.digest import verify
 from fedtide.runs.preflight import preflight
 from fedtide.runs.privacy import check_needed, plan_of, server_wire, sums_of
 from fedtide.runs.runner import Run
@@ -136,16 +135,16 @@ def test_a_ledger_that_is_not_whole_is_found_and_not_gone_on_from(tmp_path, kept
     folder.create(experiment, tmp_path / "x")
     (planned,) = folder.plan(experiment, tmp_path / "x")
     list(Run(experiment, planned.method, planned.seed, planned.folder).play(until=3))
-    assert [(verdict.rounds, verdict.wrong) for verdict in verify(tmp_path / "x")] == [(3, None)]
+    assert [(verdict.rounds, verdict.wrong) for verdict in ft.verify(tmp_path / "x")] == [(3, None)]
     ledger = planned.folder / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:kept] + lines[kept + 1 :]))
-    (verdict,) = verify(tmp_path / "x")
+    (verdict,) = ft.verify(tmp_path / "x")
     assert (verdict.rounds, verdict.wrong.startswith(f"{ledger}: damaged")) == (kept, True)
     with pytest.raises(FedtideError, match=r"ledger.jsonl: damaged"):
         list(Run(experiment, planned.method, planned.seed, planned.folder).play())
     ledger.unlink()
-    assert [verdict.wrong for verdict in verify(tmp_path / "x")] == [f"{ledger}: missing"]
+    assert [verdict.wrong for verdict in ft.verify(tmp_path / "x")] == [f"{ledger}: missing"]
 
 
 @pytest.mark.parametrize(("name", "noise"), [("fedavg", "plain"), ("ifca", "banded")])

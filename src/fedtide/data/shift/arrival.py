@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtide.core.base import PARTS, Moment
 from fedtide.core.errors import FedtideError, refused, shown
-from fedtide.data.ragged import Ragged, count_pairs
+from fedtide.data.ragged import Ragged, count_pairs, rank_rows
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.fields.types import (
     Count,
@@ -28,7 +28,7 @@ from fedtide.fields.types import (
     Positive,
     Spelled,
     Zone,
-    explained,
+    allowing,
     ingredient,
     kept_if,
     seconds_of,
@@ -175,7 +175,7 @@ class StreamPlan(Plan):
         drawn = self.view.rng.at("stream", "labels").numpy().random(len(pair))
         order = np.lexsort((drawn, only_judged, client))
         bucket = np.empty(len(pair), dtype=np.int64)
-        bucket[order] = _places(client[order]) % self.stream.intervals
+        bucket[order] = rank_rows(client[order]) % self.stream.intervals
         return bucket[where]
 
     def _by_order(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -185,7 +185,7 @@ class StreamPlan(Plan):
         whose = owner * 2 + kept_back[rows]
         order = np.lexsort((rows, whose))
         number = np.empty(len(rows), dtype=np.int64)
-        number[order] = _places(whose[order]) * self.stream.intervals // np.bincount(whose)[whose[order]]
+        number[order] = rank_rows(whose[order]) * self.stream.intervals // np.bincount(whose)[whose[order]]
         return number
 
     def _by_time(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -315,16 +315,6 @@ def _nothing(view: PopulationView, client: int, time: float) -> FedtideError:
     return refused("shift.what.empty", "error", "'wait', fewer intervals, a longer retention, or more rows", but)
 
 
-def _places(whose: np.ndarray) -> np.ndarray:
-    """Return the position of each entry among those of the same owner, for sorted owners.
-
-    >>> _places(np.array([0, 0, 2, 2, 2])).tolist()
-    [0, 1, 0, 1, 2]
-    """
-    first = np.flatnonzero(np.diff(whose, prepend=-1))
-    return np.arange(len(whose)) - np.repeat(first, np.diff(np.append(first, len(whose))))
-
-
 COME = "come"
 """Rows that come to a client, those to validate on too."""
 
@@ -365,7 +355,7 @@ class Calendar(Holding):
     """
 
     window: Duration = "1d"
-    hold: Annotated[Duration | Literal["all"], explained("a time of a window or more such as '28d', or 'all'")] = "all"
+    hold: Annotated[Duration | Literal["all"], allowing("a time of a window or more such as '28d', or 'all'")] = "all"
     delay: Duration | None = None
     begin: Annotated[str, kept_if(_date)] | None = None
     zone: Zone = "UTC"

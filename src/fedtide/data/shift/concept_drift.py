@@ -38,7 +38,7 @@ from fedtide.fields.types import (
     Positive,
     Spelled,
     Whole,
-    explained,
+    allowing,
     ingredient,
 )
 
@@ -194,7 +194,7 @@ class LabelShares(Amounts):
     kind: Literal["label-shares"] = "label-shares"
 
 
-BANKS = explained("a whole number of 2 or more, or lists of labels")
+BANKS = allowing("a whole number of 2 or more, or lists of labels")
 
 
 @ingredient
@@ -577,11 +577,8 @@ class ClusterDriftPlan(Plan):
             since[dealt] = event
         return State(group, since, state.labels + cut_across(state.labels[-self.drift.groups :], key.at("labels")))
 
-    def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
+    def shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
         """Return the labels of a client's group, and the share of each among its drawn rows."""
-        return self._shares(client, self.state(self.view.time(moment)))
-
-    def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
         labels = state.labels[state.group[client]]
         draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
         return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
@@ -596,7 +593,7 @@ class ClusterDriftPlan(Plan):
         return self.pools.drawn.get(key, partial(self._draw, part, client, state))
 
     def _draw(self, part: str, client: int, state: State) -> Tensor:
-        labels, shares = self._shares(client, state)
+        labels, shares = self.shares(client, state)
         rng = self.rng.at("rows", part, client, int(state.since[client]))
         own_rows = None
         if self.drift.own_samples_only:
@@ -651,7 +648,7 @@ class ClusterDriftPlan(Plan):
                     continue
                 before[client] = since
                 name, row = f"{client}@{since}", np.zeros(classes)
-                labels, distribution = self._shares(client, state)
+                labels, distribution = self.shares(client, state)
                 row[list(labels)] = distribution
                 changes.append([names[client] if names else client, f"{time:.17g}", name])
                 shares.append([name, int(state.group[client]), *(f"{share:.17g}" for share in row)])
@@ -679,7 +676,7 @@ def _event_times(every: float, mass_events: tuple[float, ...], until: float) -> 
     return times[times <= until]
 
 
-LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
+LABELS = allowing("a whole number of 1 or more, or for each group a list of its labels")
 
 
 @ingredient

@@ -22,12 +22,12 @@ from fedtide.data.sources.synthetic import Gaussians, Generated
 from fedtide.data.sources.tabular import CSV
 from fedtide.data.sources.text import PlayRoles, Text
 from fedtide.data.sources.texts import Texts
-from fedtide.fields.types import Spelled, explained, ingredient
+from fedtide.fields.types import Spelled, allowing, ingredient
 
 OneSource = DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Texts | Python | Gaussians
 """Sources of which several may stand side by side."""
 
-LABELS = explained("'disjoint', 'shared', or a list of a word for each source")
+LABELS = allowing("'disjoint', 'shared', or a list of a word for each source")
 
 
 @ingredient

@@ -115,10 +115,14 @@ class Cells:
         if len(names) > 2:
             parts = [self.numbers(name) for name in names]
             whole, rest = [np.floor(part) for part in parts], parts[-1] - np.floor(parts[-1])
-            try:
-                at = [datetime(*map(int, cells), tzinfo=UTC).timestamp() for cells in zip(*whole, strict=True)]  # type: ignore[misc, arg-type]
-            except (ValueError, OverflowError):
-                raise self._no_date(names, parts) from None
+            at = []
+            for row, cells in enumerate(zip(*whole, strict=True)):
+                try:
+                    at.append(datetime(*map(int, cells), tzinfo=UTC).timestamp())  # type: ignore[misc, arg-type]
+                except (ValueError, OverflowError):
+                    shown = " ".join(f"{part[row]:g}" for part in parts)
+                    allowed = "year, month, day, hour, minute, second"
+                    raise refused(f"{self.where(row)}: {', '.join(names)}: time", shown, allowed) from None
             unit = (86400.0, 3600.0, 60.0, 1.0)[min(len(names), 6) - 3]  # seconds of the last column
             return np.array(at) + unit * rest, ""
         seconds, words = self._times(names[0], clock)
@@ -126,17 +130,6 @@ class Cells:
             return seconds, words
         of_day = self.columns[names[1]].clock
         return seconds + (3600 * self.numbers(names[1]) if of_day is None else of_day), words
-
-    def _no_date(self, names: Sequence[str], parts: Sequence[np.ndarray]) -> FedtideError:
-        """Return the error of the first row whose year, month, day and so on are no date."""
-        for row, cells in enumerate(zip(*parts, strict=True)):
-            try:
-                datetime(*map(int, cells))  # type: ignore[arg-type]
-            except (ValueError, OverflowError):
-                shown = " ".join(f"{cell:g}" for cell in cells)
-                allowed = "year, month, day, hour, minute, second"
-                return refused(f"{self.where(row)}: {', '.join(names)}: time", shown, allowed)
-        raise AssertionError
 
     def _times(self, name: str, clock: str) -> tuple[np.ndarray, str]:
         """Return the seconds of one column, NaN if one is missing."""
@@ -182,7 +175,7 @@ def describe_form(times: Times, clock: str = "utc") -> str:
     """Say how times are written; "" for year, month and day without a zone."""
     parts = [f"as {times.form} since 1970"] if times.form in dates.EPOCHS else []
     parts += [f"as {times.form}"] if times.form in dates.SINCE_1960 else []
-    parts += [f"written as {FORM_WORDS.get(times.form, times.form)}"] if times.form in FORM_WORDS else []
+    parts += [f"written as {FORM_WORDS[times.form]}"] if times.form in FORM_WORDS else []
     parts += [times.why] if times.why else []
     zones = sorted({*times.zone[~np.isnan(times.zone)].tolist()})
     if any(zones):

@@ -1,7 +1,7 @@
 """Dates as people write them: the form of a column by evidence in its cells, and its times."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -175,7 +175,7 @@ class _Parts:
         """Return the number of characters of a part."""
         return self.read(name, len)
 
-    def times(self, year: np.ndarray, month: np.ndarray, day: np.ndarray, form: Form, why: str = "") -> Times:
+    def times(self, year: np.ndarray, month: np.ndarray, day: np.ndarray, form: Form) -> Times:
         """Return the times of dates, with the clocks of all patterns; those that no calendar has are wrong."""
         hour, minute, second = (self.numbers(name) for name in ("hour", "minute", "second"))
         half = self.digits("half") > 0
@@ -191,7 +191,7 @@ class _Parts:
         micro += self.read("fraction", lambda text: int((text + "000000")[:6]))
         at = days.astype("datetime64[us]") + micro.astype("timedelta64[us]")
         at[wrong] = np.datetime64("NaT")
-        return Times(at, wrong, self.read("zone", _offset), form, why)
+        return Times(at, wrong, self.read("zone", _offset), form)
 
 
 def _offset(zone: str) -> float:
@@ -226,17 +226,13 @@ def _numeric(parts: _Parts, rows: np.ndarray, form: str | None) -> Times | None:
         return forms.get(form)
     fits = {name: times for name, times in forms.items() if not times.wrong[parts.matched].any()}
     if len(fits) == 1:
-        return _because(next(iter(fits.values())), "numbers above 12 are days")
+        return replace(next(iter(fits.values())), why="numbers above 12 are days")
     if not fits:
         return None
     rising = [times for times in fits.values() if _rises(times.at[rows])]
     if len(rising) == 1:
-        return _because(rising[0], "rows are then in the order of their times")
+        return replace(rising[0], why="rows are then in the order of their times")
     raise Unclear
-
-
-def _because(times: Times, why: str) -> Times:
-    return Times(times.at, times.wrong, times.zone, times.form, why)
 
 
 def _rises(at: np.ndarray) -> bool:
@@ -322,7 +318,7 @@ def read_numbers_as_dates(numbers: np.ndarray, form: str | None = None) -> Times
     if len(used) == 1:
         return _since_1970(seconds, next(iter(used)))
     counts = " and ".join(f"{count:,} {name}" for name, count in used.items())
-    return _because(_since_1970(seconds, "seconds or less"), f"as {counts} since 1970")
+    return replace(_since_1970(seconds, "seconds or less"), why=f"as {counts} since 1970")
 
 
 def _since_1970(seconds: np.ndarray, form: Form) -> Times:

@@ -22,7 +22,7 @@ from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.sources.files import check_unpacked, opened, reading
 from fedtide.data.sources.written import MARKS, Decimal
 from fedtide.draw.prose import counted
-from fedtide.fields.types import explained
+from fedtide.fields.types import allowing
 
 HEAD, BLOCK = 2**18, 2**24
 """Bytes by which a file seems to be written in one way or another, and bytes that are read at a time."""
@@ -76,7 +76,7 @@ def _is_time(kind: Any) -> bool:
 
 Encoding = Annotated[str, AfterValidator(_known_encoding)]
 Separator = Literal[",", ";", "\t", "|", " "]
-Units = Annotated[dict[str, str], explained("a table with the unit of each column")]
+Units = Annotated[dict[str, str], allowing("a table with the unit of each column")]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
-from fedtide.fields.types import Finite, Flag, Positive, explained, ingredient
+from fedtide.fields.types import Finite, Flag, Positive, allowing, ingredient
 
 MOST_CATEGORIES = 100
 """Categories that a column may have: each becomes a feature."""
@@ -148,7 +148,7 @@ class Every:
     every: Positive
 
 
-TIME = explained("a column, a date and an hour, the columns of a date, or { every = SECONDS }")
+TIME = allowing("a column, a date and an hour, the columns of a date, or { every = SECONDS }")
 
 
 def labels_of(cells: Cells, name: str, hint: str = "") -> np.ndarray | list[str]:

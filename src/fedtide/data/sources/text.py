@@ -18,11 +18,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.data.ragged import rank_rows
 from fedtide.data.rows import Rows, find_earliest, make_rows
 from fedtide.data.sources.cells import parse_time
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table_files import find_places
-from fedtide.fields.types import Count, OpenFraction, Unbracketed, explained, ingredient
+from fedtide.fields.types import Count, OpenFraction, Unbracketed, allowing, ingredient
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 """First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""
@@ -38,7 +39,7 @@ HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "
 Listed = Annotated[tuple[str, ...], Unbracketed]
 """Several names, or a single one without brackets."""
 
-TEST = explained("a share, 0 or more and less than 1, or a column")
+TEST = allowing("a share, 0 or more and less than 1, or a column")
 
 
 class _Record(NamedTuple):
@@ -175,8 +176,7 @@ class Text(Loading):
             return np.array([text.held_out for text in records])
         count = np.bincount(client)
         tested = np.minimum(np.maximum((count * self.test).round(), 1), count - 1) if self.test else 0 * count
-        place = np.arange(len(client)) - (count.cumsum() - count)[client]
-        return place >= (count - tested)[client]
+        return rank_rows(client) >= (count - tested)[client]
 
     def _cut(self, records: list[_Record], client: np.ndarray, held_out: np.ndarray) -> _Cut:
         vocabulary: dict[str, int] = {}
