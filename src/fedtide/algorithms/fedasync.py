@@ -38,7 +38,6 @@ from pydantic import Field
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, InFlight, build_asynchronous
 from fedtide.core.base import Algorithm, Sum, Weights
-from fedtide.core.sums import scaled
 from fedtide.core.trees import Tree
 from fedtide.core.weights import add, mul, sub
 from fedtide.fields.types import Count, Fraction, NonNegative, Spelled, ingredient
@@ -121,7 +120,7 @@ def fedasync(
         delta: Sum = total["delta"]
         # w_new - w = (w_tau - w) + Delta, times alpha_t
         way = add(delta.value, mul(sub(model, weights), delta.weight))
-        return {**total, "delta": scaled(Sum(way, delta.weight), alpha * staleness(late))}
+        return {**total, "delta": Sum(mul(way, alpha * staleness(late)), delta.weight)}
 
     return build_asynchronous("fedasync", task, local, SGD(), cohort, "uniform", 1, max_staleness, mix)
 

@@ -66,8 +66,6 @@ from fedtide.transforms.transform import refuse_all
 
 REVEALED = "balanced", "head", "anchors", "classes"
 """Values of single clients that the server sees."""
-HEADS_STAY = refuse_all("each client has a head of its own")
-"""Transforms that have no meaning for it."""
 FEW = 5
 """Rows of a class in the balanced sample, at most."""
 
@@ -165,7 +163,8 @@ def fedccfa(
 
     predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
     algorithm = Algorithm("fedccfa", init, {"train": train, "keep": keep}, round, serve, predict)
-    traits: dict[str, Any] = {"reveals": REVEALED, "refuses": HEADS_STAY, "keeps": 2}
+    refuses = refuse_all("each client has a head of its own")
+    traits: dict[str, Any] = {"reveals": REVEALED, "refuses": refuses, "keeps": 2}
     return with_cohort(algorithm, cohort, task, local, forward={"train": 1, "keep": 0}, trained=trained, **traits)
 
 

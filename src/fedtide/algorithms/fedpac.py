@@ -54,8 +54,6 @@ from fedtide.transforms.transform import refuse_all
 
 REVEALED = "head", "moments", "variance"
 """Values of single clients that the server sees."""
-HEADS_STAY = refuse_all("each client has a head of its own")
-"""Transforms that have no meaning for it."""
 TINY = 1e-9
 """Less than the mean number of rows of any class that somebody holds."""
 LEAST_SHARE = 1e-3
@@ -159,7 +157,8 @@ def fedpac(
 
     predict = by_own_weights(task, lambda w, memory: net.with_head(w, memory["head"]))
     algorithm = Algorithm("fedpac", init, {"train": train, "keep": keep}, round, shared_weights, predict)
-    traits: dict[str, Any] = {"reveals": REVEALED, "sends": (Sent,), "refuses": HEADS_STAY, "keeps": 1}
+    refuses = refuse_all("each client has a head of its own")
+    traits: dict[str, Any] = {"reveals": REVEALED, "sends": (Sent,), "refuses": refuses, "keeps": 1}
     return with_cohort(algorithm, cohort, task, local, forward={"train": 2, "keep": 0}, trained=trained, **traits)
 
 

@@ -48,6 +48,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.algorithms.entry import Entry, Safe
+from fedtide.clusters.client_models import flatten_model, shape_model
 from fedtide.clusters.clusterer import KMeans, kmeans_groups
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import at_most_registered, build_clustered, mix_models, serve_clusters, train_clusters
@@ -55,7 +56,7 @@ from fedtide.cohorts import Arrivals, Cohort, label_question
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weights, Work
 from fedtide.core.rng import Rng, draw_some
 from fedtide.core.trees import per_client
-from fedtide.core.weights import add, flat, shaped
+from fedtide.core.weights import add, flat
 from fedtide.fields.types import Count, ModelCount, NonNegative, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Training, Weighting
 from fedtide.learn.task import Task, classes_of, label_shares
@@ -141,7 +142,7 @@ def flexcfl(
             member = groups_of(updates[:, :parameters], count, rng.at("groups"))
         pulls = [mean_update(updates, member == g) for g in range(count)]
         trained = group_init == "trained"
-        models = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
+        models = tuple(add(state.start, shape_model(pull, state.start)) if trained else state.start for pull in pulls)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
         memos = tuple(map(server.init, models))
         return replace(state, weights=models, server=memos, group=group, directions=directions)
@@ -166,8 +167,7 @@ def flexcfl(
         fitted = first(task, task.loss, payload, shard, moment, rng)
         if not fitted.steps:
             return None
-        update = flat(fitted.delta.params | fitted.delta.buffers)
-        return Answer({}, {"update": update}, memory={"labels": label_shares(shard).float()})
+        return Answer({}, {"update": flatten_model(fitted.delta)}, memory={"labels": label_shares(shard).float()})
 
     def shifted(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Report the distance of the label distribution from that at grouping, if it exceeds the threshold."""
@@ -232,13 +232,6 @@ def mean_update(updates: Tensor, member: Tensor) -> Tensor:
     """Return the mean update (P,) of a group's members; zeros for an empty group."""
     mine = updates[member]
     return mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(updates[0])
-
-
-def move_clients(weights: Weights, update: Tensor) -> Weights:
-    """Add a flat update of parameters and running statistics to the weights."""
-    changes = shaped(update, weights.params | weights.buffers)
-    parts = [{name: changes[name] for name in leaves} for leaves in (weights.params, weights.buffers)]
-    return add(weights, Weights(*parts))
 
 
 def edc(updates: Tensor, m: int) -> np.ndarray:

@@ -550,13 +550,6 @@ class Timed(Fleet, Protocol):
     def ask(self, question: str, clients: Tensor, payload: Payload, **options: Unpack[TimedOptions]) -> Reply:
         """Ask some clients one question and return the sums of those that are in time (see `Fleet.ask`)."""
 
-    def add_server_time(self, seconds: float) -> None:
-        """Add seconds of the server's own work to the clock.
-
-        Take them from the state (from the number of clustered clients, say), never from a stopwatch: a resumed run must
-        read the same clock.
-        """
-
 
 class Simulation(Timed, Protocol):
     """A fleet that knows what no real one can know; the loop hands it to every algorithm.

@@ -335,10 +335,8 @@ def fitted(weights: Mapping[str, Tensor], like: Weights, where: str) -> Weights:
     more = [name for name, value in weights.items() if name not in wanted and value.is_floating_point()]
     if more:
         raise refused(where, more[0], f"{', '.join(wanted)}, as the model has")
-    return Weights(
-        {name: weights[name].to(value.dtype) for name, value in like.params.items()},
-        {name: weights[name].to(value.dtype) for name, value in like.buffers.items()},
-    )
+    parts = (like.params, like.buffers)
+    return Weights(*({name: weights[name].to(value.dtype) for name, value in part.items()} for part in parts))
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

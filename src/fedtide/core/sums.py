@@ -109,15 +109,6 @@ def finish(partial: Tree) -> Tree:
     return rebuild(partial, [finish(child) for _, child in children(partial)])
 
 
-def scaled(total: Sum, factor: float) -> Sum:
-    """A Sum times a factor, so that its mean is, too: the weight stays.
-
-    >>> scaled(Sum(6.0, 3.0), 0.5)
-    Sum(value=3.0, weight=3.0)
-    """
-    return Sum(mul(total.value, factor), total.weight)
-
-
 def replace_divisor(total: Sum, weight: float) -> Sum:
     """Divide the mean of updates by another weight, but running statistics by that of the clients, as before.
 

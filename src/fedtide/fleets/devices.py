@@ -27,8 +27,8 @@ class Clock(Protocol):
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
         """Compute the seconds until each client would have answered (clients,), in float64."""
 
-    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """Compute the seconds of a round from those of its asks and of the server's own work."""
+    def round(self, asks: Sequence[float]) -> float:
+        """Compute the seconds of a round from those of its asks."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SteadyClock:
         """Return the seconds of a round for each client (clients,); arguments are those of `DeviceClock.answers`."""
         return torch.full((len(ask.clients),), self.seconds, dtype=torch.float64)
 
-    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
+    def round(self, asks: Sequence[float]) -> float:
         """Return the seconds of a round."""
         return self.seconds
 
@@ -56,7 +56,7 @@ class DeviceClock:
     """A clock on which every client is a device with a speed and a line of its own.
 
     An answer takes `compute_i * cost + down / bandwidth_i + up / upload_i` seconds. Asks follow each other, so a
-    round takes their sum, with what the server adds.
+    round takes their sum and the overhead.
 
     Args:
         compute: (registered clients,) seconds that a row takes, forward and back.
@@ -92,9 +92,9 @@ class DeviceClock:
         compute = self.compute[clients].double() * samples_of(ask, rows, self.cost)
         return compute + down / self.bandwidth[clients].double() + up / self.upload[clients].double()
 
-    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """Add up the asks one after the other, the server's own work and the overhead of a round."""
-        return sum(asks, 0.0) + server + self.overhead
+    def round(self, asks: Sequence[float]) -> float:
+        """Add up the asks one after the other, and the overhead of a round."""
+        return sum(asks, 0.0) + self.overhead
 
 
 __all__ = [
@@ -110,6 +110,13 @@ SMALLEST, LARGEST = 1e-30, 1e30
 Moderate = Annotated[float, Field(strict=True, ge=SMALLEST, le=LARGEST)]
 Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
+PartialWork = Annotated[Fraction, Field(description=(
+    "probability that a client does only a part of its local work when it trains, in the same time. The part is any "
+    "number of its epochs, or of its `local_steps`, except all and none. The update counts in full. The slow clients "
+    "of a round are the same for every method."
+))]  # fmt: skip
+Upload = Annotated[Moderate, Field(description="how fast a client sends, as a part of how fast it receives.")]
+Overhead = Annotated[Seconds, Field(description="seconds of the server in every round.")]
 
 LATENCY = {"resnet": "ResNet Latency", "vit": "Vit Latency"}
 """Column of a file of latencies for each kind of network."""
@@ -121,13 +128,10 @@ class Steady:
 
     Args:
         seconds: of a round.
-        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
-            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
-            The slow clients of a round are the same for every method.
     """
 
     seconds: Moderate = 1.0
-    partial_work: Fraction = 0.0
+    partial_work: PartialWork = 0.0
     kind: Literal["steady"] = "steady"
 
     def words(self) -> str:
@@ -148,20 +152,15 @@ class LogNormal:
         compute_spread: standard deviation of the logarithm, at most 10; 0 makes all alike.
         bandwidth: bytes a second that the median client receives.
         bandwidth_spread: standard deviation of the logarithm, at most 10.
-        upload: how fast a client sends, as a part of how fast it receives.
-        overhead: seconds of the server in every round.
-        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
-            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
-            The slow clients of a round are the same for every method.
     """
 
     compute: Moderate = 0.01
     compute_spread: Spread = 1.0
     bandwidth: Moderate = 500_000.0
     bandwidth_spread: Spread = 1.0
-    upload: Moderate = 1.0
-    overhead: Seconds = 0.0
-    partial_work: Fraction = 0.0
+    upload: Upload = 1.0
+    overhead: Overhead = 0.0
+    partial_work: PartialWork = 0.0
     kind: Literal["log-normal"] = "log-normal"
     seconds: ClassVar[None] = None
 
@@ -190,11 +189,6 @@ class Traces:
         lines: a CSV file with a column `tcp_speed_kbps`, the speeds of one measurement separated by blanks, of which
             the mean is taken.
         case: only lines with this number in the column `case`; None takes all.
-        upload: how fast a client sends, as a part of how fast it receives.
-        overhead: seconds of the server in every round.
-        partial_work: probability that a client does only a part of its local work when it trains, in the same time. The
-            part is any number of its epochs, or of its `local_steps`, except all and none. The update counts in full.
-            The slow clients of a round are the same for every method.
     """
 
     latency: DataFile = "device-traces/training_latency.json"
@@ -202,9 +196,9 @@ class Traces:
     unit: Moderate = 0.001
     lines: DataFile = "device-traces/mobiperf_sampled_devices.csv"
     case: Count | None = None
-    upload: Moderate = 1.0
-    overhead: Seconds = 0.0
-    partial_work: Fraction = 0.0
+    upload: Upload = 1.0
+    overhead: Overhead = 0.0
+    partial_work: PartialWork = 0.0
     kind: Literal["traces"] = "traces"
     seconds: ClassVar[None] = None
 

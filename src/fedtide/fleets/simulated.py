@@ -21,7 +21,7 @@ from fedtide.core.base import (
     SummedScores,
     Weights,
 )
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.stopwatch import Stopwatch
@@ -131,7 +131,6 @@ class SimulatedFleet:
 
     def __post_init__(self) -> None:
         self._silent: dict[str, tuple[Population, Moment, Tensor]] = {}
-        self.server_seconds = 0.0
         self.spent_on: dict[str, Cost] = {}
         self.clustering = Stopwatch()
         self.moment = Moment(-1, 0, 0.0)
@@ -168,7 +167,6 @@ class SimulatedFleet:
         self.queries = []
         self._summed = 0
         self.substituted = 0
-        self.server_seconds = 0.0
         self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
 
     def elapsed(self) -> float:
@@ -180,14 +178,8 @@ class SimulatedFleet:
             return begins - self.moment.seconds if self.moment.round >= -1 else 0.0
         if self.moment.round < 0:
             return 0.0
-        took = self.clock.round([query.seconds for query in self.queries], self.server_seconds)
+        took = self.clock.round([query.seconds for query in self.queries])
         return max(took, self.population.wait(self.moment))
-
-    def add_server_time(self, seconds: float) -> None:
-        """Add seconds of the server's own work to the clock (see `fedtide.core.base.Timed.add_server_time`)."""
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise refused("seconds of server time", seconds, "0 or more")
-        self.server_seconds += seconds
 
     # -- what its record counts on -------------------------------------------------------------------------------------
 

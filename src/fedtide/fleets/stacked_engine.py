@@ -15,6 +15,7 @@ from fedtide.core.trees import Tree, all_finite, size_in_bytes
 from fedtide.fleets.ask import Ask, BlockResult, Scoring
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.scoring import Clients, adapt_one_by_one, score
+from fedtide.learn.by_batch import STACK_BYTES
 from fedtide.learn.device import CPU, Drawing, drawing, drawn_from
 from fedtide.learn.stack import Copies, fitted_parts, make_stack, train_stacked
 from fedtide.learn.steps import Steps, Stepwise, Train
@@ -66,8 +67,6 @@ class Working:
                 self.random = drawing()
 
 
-STACK_BYTES = 8 * 2**20
-"""Bytes of models trained together, which is what a processor's last cache holds."""
 GPU_STACK_BYTES = 2**30
 """Bytes of models trained together on a GPU."""
 ROW_BYTES = 64 * 2**20

@@ -251,7 +251,7 @@ class Question:
 
 
 SHOWN = (
-    "moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "add_server_time", "clustering",
+    "moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "clustering",
 )  # fmt: skip
 """Attributes of a fleet that the protocol names, besides `ask`, `true_groups` and `all_rows`."""
 

@@ -17,9 +17,8 @@ from fedtide.core.base import Moment, Weights
 from fedtide.core.trees import map_leaves
 from fedtide.learn.device import read, to_cpu
 from fedtide.learn.fast.layers import has_wide
-from fedtide.learn.fast.stacks import LayerStack, stack_copies
+from fedtide.learn.fast.stacks import LayerStack
 from fedtide.learn.local import Batch, LocalOptimizer, LocalTrainer, clip, refuse_terms
-from fedtide.learn.losses import known_part
 from fedtide.learn.task import Task
 
 Seen = list[tuple[Tensor, int]]
@@ -27,7 +26,7 @@ Seen = list[tuple[Tensor, int]]
 BY_BATCH = "the method takes steps of its own"
 """Why such methods refuse terms of the loss."""
 STACK_BYTES = 8 * 2**20
-"""Bytes of models whose gradients are computed together, which is what a processor's last cache holds."""
+"""Bytes of models that are trained together, which is what a processor's last cache holds."""
 
 
 class ModelByBatch:
@@ -162,15 +161,8 @@ class StackedGradient(Gradient):
 
 def _stack_for(task: Task, batch: Batch) -> LayerStack | None:
     """Return a stack for gradients of several clients; None if the model, its loss or the labels need autograd."""
-    y, shape, stacks = batch.y, tuple(batch.x.shape[1:]), task.scratch.loss_stacks
     masked = any(column.dtype == torch.bool for column in batch.columns)  # a mask is for steps of sequences
-    if y.dim() != 1 or y.dtype != torch.int64 or batch.x.dtype != task.dtype or masked:
-        return None
-    if shape not in stacks:
-        suits = not task.bfloat and known_part(task.loss, "graded") is not None
-        stack = stack_copies(task.scratch, task.loss, shape) if suits else None
-        stacks[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
-    return stacks[shape]
+    return None if masked else task.layer_stack(task.loss, batch.x, batch.y, "batches")
 
 
 def _whole_stack(task: Task, batch: Batch) -> LayerStack | None:

@@ -214,8 +214,7 @@ class Scratch:
         self.loads = 0
         self.compared: Any = None  # models whose losses were compared last (`fedtide.learn.steps`)
         self.passes: dict[tuple[int, ...], Any] = {}  # passes without autograd by the shape of rows
-        self.row_stacks: dict[tuple[int, ...], Any] = {}  # stacks for gradients of single rows, by their shape
-        self.loss_stacks: dict[tuple[int, ...], Any] = {}  # stacks for gradients of the task's loss, by shape of rows
+        self.stacks: dict[tuple[str, tuple[int, ...]], Any] = {}  # stacks for gradients, by use and shape of rows
         self._home: tuple[int, Weights] | None = None
         layers = list(self.module.modules())
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)

@@ -121,9 +121,7 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
-    feature_width(task, layer, key)  # raises for a layer whose inputs are not vectors
-    layer = resolve_layer(task, layer)
-    one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
+    layer, one, _ = _one_branch(task, layer, key)
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return one.features(join_models([model], layer), x).double()
@@ -133,9 +131,14 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
 
 def feature_width(task: Task, layer: str, key: str) -> int:
     """Return the width of the inputs of a layer of the task's network; `key` is the key of the layer, for errors."""
+    return _one_branch(task, layer, key)[2]
+
+
+def _one_branch(task: Task, layer: str, key: str) -> tuple[str, Task, int]:
+    """Return the layer's name, a task with one branch of it, and the width of its inputs, which must be vectors."""
     layer = resolve_layer(task, layer)
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
-    return width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
+    return layer, one, width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:

@@ -87,7 +87,13 @@ class SGD:
 
 @ingredient
 class _Adaptive(ABC):
-    """Optimizer with two moments: the common part of "adagrad", "adam", "keras-adam" and "yogi"."""
+    """Optimizer with two moments: the common part of "adagrad", "adam", "keras-adam" and "yogi".
+
+    Args:
+        lr: server learning rate.
+        eps: added to sqrt(v).
+        beta1: decay rate of the first moment.
+    """
 
     lr: Positive = 0.01
     eps: Annotated[Positive, ForWeights] = 1e-3
@@ -130,11 +136,6 @@ class Adagrad(_Adaptive):
     """FedAdagrad: `v += d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
-
-    Args:
-        lr: server learning rate.
-        eps: added to sqrt(v).
-        beta1: decay rate of the first moment.
     """
 
     lr: Positive = 0.1
@@ -148,7 +149,11 @@ class Adagrad(_Adaptive):
 
 @ingredient
 class _Decaying(_Adaptive):
-    """Optimizer whose second moment decays."""
+    """Optimizer whose second moment decays.
+
+    Args:
+        beta2: decay rate of the second moment.
+    """
 
     beta2: OpenFraction = 0.99
 
@@ -162,12 +167,6 @@ class Adam(_Decaying):
     """FedAdam: `v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021).
 
     Algorithm 2 of the paper: v starts at eps^2, and there is no bias correction.
-
-    Args:
-        lr: server learning rate.
-        eps: added to sqrt(v).
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
     """
 
     kind: Literal["adam"] = "adam"
@@ -178,12 +177,6 @@ class KerasAdam(_Decaying):
     """Adam of Keras: v starts at 0, and the bias corrections go into the step size.
 
     `w += lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
-
-    Args:
-        lr: server learning rate.
-        eps: added to sqrt(v).
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
     """
 
     beta2: OpenFraction = 0.999
@@ -203,10 +196,6 @@ class Yogi(_Decaying):
     """FedYogi: `v -= (1-b2) * d^2 * sign(v - d^2)`, else the paper's FedAdam (Reddi et al. 2021, Algorithm 2).
 
     Args:
-        lr: server learning rate.
-        eps: added to sqrt(v).
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
         initial_accumulator: initial value of v; None means eps^2 (FedScale's code has eps).
     """
 
@@ -230,7 +219,7 @@ class Drifting(Moments):
 
 
 @ingredient
-class Flash:
+class Flash(_Decaying):
     """Flash: FedAdam with a drift term d in the denominator, `w += lr * m / (sqrt(v) - d + eps)` (Panchal et al. 2023).
 
     With the mean update D, `b3 = |v'| / (|D^2 - v| + |v'|)` and `d = b3*d + (1-b3) * (D^2 - v)`, where v' is the second
@@ -238,28 +227,21 @@ class Flash:
     cites the paper and says when the denominator is negative.
 
     Args:
-        lr: server learning rate.
         eps: the paper's tau, added to sqrt(v); v starts at eps^2.
-        beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment.
 
     >>> w = Weights({"w": torch.tensor([0.0])})
     >>> Flash(lr=1.0, eps=0.5).step(w, Flash(eps=0.5).init(w), Weights({"w": torch.tensor([0.5])}))[0].params
     {'w': tensor([0.0500])}
     """
 
-    lr: Positive = 0.01
-    eps: Annotated[Positive, ForWeights] = 1e-3
-    beta1: OpenFraction = 0.9
-    beta2: OpenFraction = 0.99
     kind: Literal["flash"] = "flash"
 
     def init(self, weights: Weights) -> Drifting:
         """Return m = d = 0 and v = eps^2."""
-        moments = Adam(eps=self.eps).init(weights)
+        moments = super().init(weights)
         return Drifting(moments.first, moments.second, moments.steps, zeros_like(weights.params))
 
-    def step(self, weights: Weights, memo: Drifting, delta: Weights | None) -> tuple[Weights, Drifting]:
+    def step(self, weights: Weights, memo: Any, delta: Weights | None) -> tuple[Weights, Drifting]:
         """Take one step."""
         if delta is None:
             return weights, memo
@@ -267,7 +249,7 @@ class Flash:
         for name, d in _like(weights.params, delta.params).items():
             before = memo.second[name]
             first[name] = self.beta1 * memo.first[name] + (1 - self.beta1) * d
-            second[name] = self.beta2 * before + (1 - self.beta2) * d * d
+            second[name] = self.next_v(before, d)
             surplus = d * d - second[name]
             beta3 = before / (surplus.abs() + before)  # v is never negative
             drift[name] = beta3 * memo.drift[name] + (1 - beta3) * surplus

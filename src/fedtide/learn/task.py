@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,10 +123,7 @@ class Task:
     def init_random(self, rng: Rng) -> Weights:
         """Draw initial weights, the same for the same key."""
         fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
-        return Weights(
-            {name: param.clone() for name, param in fresh.weights.params.items()},
-            {name: buffer.clone() for name, buffer in fresh.weights.buffers.items()},
-        )
+        return map_leaves(torch.clone, fresh.weights)
 
     def module(self, weights: Weights) -> nn.Module:
         """Return a module of its own with these weights, in evaluation mode, for use without this package.
@@ -337,7 +334,7 @@ class Task:
         shared, columns = loss.prepare(shard)
         squares = [torch.zeros_like(value) for value in self.scratch.values]
         x, y, columns = self.to_device((self.inputs(shard.x), shard.y, columns))
-        stack = None if columns or not len(shard) else self._row_stack(loss, x, y)
+        stack = None if columns or not len(shard) else self.layer_stack(loss, x, y, "rows")
         if stack is not None:
             few = max(ROW_GRADIENT_BYTES // sum(leaf.nbytes for leaf in squares), 1)
             size = few if stack.by_row else ROWS
@@ -353,14 +350,16 @@ class Task:
         torch._foreach_div_(squares, max(len(shard), 1))
         return dict(zip(self.scratch.names, map(to_cpu, squares), strict=True))
 
-    def _row_stack(self, loss: Any, x: Tensor, y: Tensor) -> LayerStack | None:
-        """Return a stack for gradients of single samples; None if model, loss or labels are of another kind."""
-        shape, by_shape = tuple(x.shape[1:]), self.scratch.row_stacks
-        if shape not in by_shape:
-            suits = isinstance(loss, CrossEntropy) and not self.bfloat
+    def layer_stack(self, loss: Any, x: Tensor, y: Tensor, use: Literal["rows", "batches"]) -> LayerStack | None:
+        """Return a stack for gradients of single samples or of several clients; None if these need autograd."""
+        shape, stacks = tuple(x.shape[1:]), self.scratch.stacks
+        if y.dim() != 1 or y.dtype != torch.int64 or x.dtype != self.dtype:
+            return None
+        if (use, shape) not in stacks:
+            suits = not self.bfloat and known_part(loss, "graded") is not None
             stack = stack_copies(self.scratch, loss, shape) if suits else None
-            by_shape[shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
-        return by_shape[shape] if y.dim() == 1 and y.dtype == torch.int64 and x.dtype == self.dtype else None
+            stacks[use, shape] = stack if isinstance(stack, LayerStack) and stack.branches is None else None
+        return stacks[use, shape]
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""

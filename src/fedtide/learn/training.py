@@ -18,7 +18,6 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Fit
 from fedtide.learn.steps import Steps, Train, run_steps, utility
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Terms
 
 Weighting = Annotated[
     Literal["samples", "uniform"],
@@ -62,7 +61,6 @@ class Training:
         task: model and loss.
         local: local training.
         weighting: weight of a client in the mean.
-        term: a gradient term, or several.
         utility: also reveal "utility", which Oort asks for.
         squares: also sum the squared length of each layer of the update, and the squared weight, for partial pooling.
 
@@ -76,7 +74,6 @@ class Training:
     task: Task
     local: LocalTrainer
     weighting: Weighting
-    term: Terms = None
     utility: bool = False
     squares: bool = False
 
@@ -91,7 +88,7 @@ class Training:
 
     def request(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Train:
         """Return the training that a client asks for."""
-        return Train(self.task, self.local, payload, shard, moment, rng, self.term)
+        return Train(self.task, self.local, payload, shard, moment, rng)
 
     def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         """Begin to train one client, in steps."""

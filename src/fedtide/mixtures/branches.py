@@ -209,11 +209,6 @@ def shares_of(memories: Sequence[Any], usual: Tensor) -> Tensor:
     return torch.stack([usual if memory is None else memory["pi"] for memory in memories])
 
 
-def predict_by_shares(task: Task, usual: Tensor, weights: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-    """Predict samples by the shares that their clients keep, or by the usual ones."""
-    return blend_branches(task, weights, x, shares_of(memories, usual)[owner])
-
-
 def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:
     """Return the plain loss (K, rows) of each branch, given logits (K, rows, ..., classes)."""
     return torch.stack([target.losses(target.read_outputs(z), shard.y, shard.mask) for z in logits])

@@ -1,7 +1,8 @@
 """EM over components: K models of which each client is a mixture, as in FedEM and FedRC."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 from fedtide.clusters.rounds import init_models, refuse_equal_start
 from fedtide.cohorts import with_cohort
 from fedtide.cohorts.selection import Picking
-from fedtide.core.base import Algorithm, Answer, Facts, Moment, Notes, Shard, Weighted, Weights
+from fedtide.core.base import Algorithm, Answer, Facts, Memory, Moment, Notes, Prediction, Shard, Weighted, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn import LocalTrainer, Server, Steps, Train, Weighting, client_weight, step_server
 from fedtide.learn.losses import LEAST, Blended, mixture_notes, refuse_mean_loss
 from fedtide.learn.task import Task, join_models, refuse_without_likelihood, with_branches
-from fedtide.mixtures.branches import BranchLosses, losses_of, predict_by_shares, shares_of
+from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
 from fedtide.models.branched import WHOLE
 
 
@@ -135,7 +136,6 @@ class Components:
             **traits,
         )  # fmt: skip
 
-    @property
-    def predict(self) -> Any:
-        """The function that predicts samples by the mixtures of their clients."""
-        return partial(predict_by_shares, self.task, self.even)
+    def predict(self, weights: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        """Predict samples by the mixtures of their clients."""
+        return blend_branches(self.task, weights, x, shares_of(memories, self.even)[owner])

@@ -231,9 +231,6 @@ class RemoteFleet:
             self._elapsed = self.clock.elapsed(self.moment)
         return self._elapsed
 
-    def add_server_time(self, seconds: float) -> None:
-        """Do nothing: on a real clock the server's own work takes the time it takes."""
-
     @property
     def ledger(self) -> Ledger | None:
         """The releases of clients so far, and who may be asked; None if sums are not private."""

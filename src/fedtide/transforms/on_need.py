@@ -56,7 +56,7 @@ from fedtide.core.base import (
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, Fraction, ingredient
 from fedtide.learn.target import Target
-from fedtide.transforms.transform import Through, Transform, made_with, predict_own
+from fedtide.transforms.transform import Through, Transform, cost_as_loss, made_with, predict_own, with_own
 
 FADE = 0.8
 """Factor on the judgments of earlier rounds. With 0.5 chance wakes a method often if a few unlike clients judge."""
@@ -111,21 +111,9 @@ class OnNeed(Transform):
         """Words beside the name of a method with this transform."""
         return "on need"
 
-    def why_not(self, algorithm: Algorithm) -> str:
-        """Return the reason why it has no meaning for an algorithm: there is none."""
-        return ""
-
     def change(self, algorithm: Algorithm) -> Algorithm:
         """Let participants judge, and play a round only if it is needed."""
         (task,) = made_with(algorithm, "task")
-        base = algorithm.traits.compute_cost
-
-        def cost(question: str, rows: Tensor) -> Tensor:
-            assert base is not None
-            return base("loss" if question == "need" else question, rows)
-
-        def init(fleet: Any, rng: Rng) -> Extended:
-            return Extended(algorithm.init(fleet, rng), Need())
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
             if fleet.moment.round < 0:  # before the first round nothing is trained
@@ -148,13 +136,12 @@ class OnNeed(Transform):
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)
             return Extended(inner, need), {**facts, **shown}
 
-        def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
-            return algorithm.serve(state.inner, clients)
-
         unprivate = algorithm.traits.unprivate or "noise would decide which rounds train"
-        traits = replace(algorithm.traits, compute_cost=base and cost, unprivate=unprivate)
+        cost = cost_as_loss(algorithm.traits.compute_cost, "need")
+        traits = replace(algorithm.traits, compute_cost=cost, unprivate=unprivate)
         works = {**algorithm.works, "need": judge_question(algorithm, task.target)}
-        return replace(algorithm, init=init, works=works, round=round, serve=serve, traits=traits)
+        extended = with_own(algorithm, lambda inner, fleet, rng: Extended(inner, Need()), round)
+        return replace(extended, works=works, traits=traits)
 
 
 def decide(rule: OnNeed, need: Need, right: float, rows: float) -> Need:

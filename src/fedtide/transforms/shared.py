@@ -21,10 +21,9 @@ from fedtide.clusters.rounds import mean_of_all
 from fedtide.core.base import Algorithm, Answer, Extended, Fleet, Memory, Moment, Payload, Shard, Weights, with_weights
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.weights import renamed, united
 from fedtide.fields.types import ingredient
 from fedtide.learn import Steps, Stepwise
-from fedtide.learn.layers import TRUNK, Layers, match_layers
+from fedtide.learn.layers import TRUNK, Layers, match_layers, pick_layers, put_layers
 from fedtide.transforms.transform import Transform, each_slot, keep_beside, made_with, shares_of, stepwise
 
 
@@ -75,11 +74,7 @@ class Shared(Transform):
 
         def replace_shared(trunk: Weights, model: Weights) -> Weights:
             """Return a model with the shared layers of the trunk."""
-            params, buffers = (
-                {name: (theirs if shared(name) else leaves)[name] for name in leaves}
-                for leaves, theirs in ((model.params, trunk.params), (model.buffers, trunk.buffers))
-            )
-            return Weights(params, buffers)
+            return put_layers(model, pick_layers(trunk, shared))
 
         def begin(inner: Any, rng: Rng) -> Trunk:
             return Trunk(inner.weights[0], server.init(inner.weights[0]))
@@ -128,13 +123,12 @@ class Shared(Transform):
 
 def send_models(models: Sequence[Weights], shared: Callable[[str], bool]) -> list[Weights]:
     """Return models as they are sent: shared layers only in the first."""
-    names = {name: name for name in (*models[0].params, *models[0].buffers) if not shared(name)} if models else {}
-    return [*models[:1], *(renamed(model, names) for model in models[1:])]
+    return [*models[:1], *(pick_layers(model, lambda name: not shared(name)) for model in models[1:])]
 
 
 def receive_models(models: Sequence[Weights]) -> list[Weights]:
     """Return models as a client uses them: the reverse of `send_models`."""
-    return [*models[:1], *(united([models[0], model]) for model in models[1:])]
+    return [*models[:1], *(put_layers(models[0], model) for model in models[1:])]
 
 
 def updates_of(total: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from fedtide.clusters.rounds import decision_rows
 from fedtide.core.base import (
     Algorithm,
     Answer,
+    ComputeCost,
     Extended,
     Facts,
     Fleet,
@@ -46,6 +47,7 @@ class Transform(Protocol):
 
     def why_not(self, algorithm: Algorithm) -> str:
         """Return the reason why it has no meaning for an algorithm; "" if it has one."""
+        return ""
 
     def change(self, algorithm: Algorithm) -> Algorithm:
         """Return the algorithm with it; `apply` checks before whether it is allowed."""
@@ -158,10 +160,6 @@ def keep_beside(
         join: (next state of the method, next memo) -> state and memo.
     """
 
-    def init(fleet: Any, rng: Rng) -> Extended:
-        inner = algorithm.init(fleet, rng)
-        return join(inner, begin(inner, rng))
-
     def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
         memo, more = state.own, dict[str, Any]()
 
@@ -174,10 +172,34 @@ def keep_beside(
         inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
         return join(inner, memo), {**facts, **more}
 
+    return with_own(algorithm, lambda inner, fleet, rng: join(inner, begin(inner, rng)), round)
+
+
+def with_own(
+    algorithm: Algorithm,
+    begin: Callable[[Any, Any, Rng], Extended],
+    round: Callable[[Extended, Any, Rng], tuple[Extended, Facts]],
+) -> Algorithm:
+    """Return an algorithm with a state of a transform's own beside its state.
+
+    Args:
+        algorithm: the method.
+        begin: (first state of the method, fleet, key) -> both states.
+        round: a round with both.
+    """
+
+    def init(fleet: Any, rng: Rng) -> Extended:
+        return begin(algorithm.init(fleet, rng), fleet, rng)
+
     def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
         return algorithm.serve(state.inner, clients)
 
     return replace(algorithm, init=init, round=round, serve=serve)
+
+
+def cost_as_loss(cost: ComputeCost | None, question: str) -> ComputeCost | None:
+    """Return the cost of a method's questions, and of one more that costs as much as "loss"; None without costs."""
+    return cost and (lambda asked, rows: cost("loss" if asked == question else asked, rows))
 
 
 def each_slot(payload: Any, options: Mapping[str, Any], change: Callable[[Any], Any]) -> Any:

@@ -53,7 +53,7 @@ from fedtide.transforms.robust import (
     shorten,
     why_no_buckets,
 )
-from fedtide.transforms.transform import Through, Transform
+from fedtide.transforms.transform import Through, Transform, with_own
 
 FADE = 0.9
 """Factor on earlier agreement, at each time that a client takes part."""
@@ -105,8 +105,8 @@ class Trusted(Transform):
     def change(self, algorithm: Algorithm) -> Algorithm:
         """Ask clients in buckets, and hand the method the sums of trusted ones."""
 
-        def init(fleet: Any, rng: Rng) -> Extended:
-            return Extended(algorithm.init(fleet, rng), Trust(torch.zeros(int(fleet.clients.max()) + 1, 2)))
+        def begin(inner: Any, fleet: Any, rng: Rng) -> Extended:
+            return Extended(inner, Trust(torch.zeros(int(fleet.clients.max()) + 1, 2)))
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
             trust, before, asked, left_out = state.own.sums, state.own.length, 0, 0.0
@@ -140,11 +140,7 @@ class Trusted(Transform):
             inner, facts = algorithm.round(state.inner, Through(fleet, train), rng)  # type: ignore[arg-type]
             return Extended(inner, Trust(trust, before)), {**facts, "left_out": left_out}
 
-        def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
-            return algorithm.serve(state.inner, clients)
-
-        traits = bucket_traits(algorithm, self.bucket)
-        return replace(algorithm, init=init, round=round, serve=serve, traits=traits)
+        return replace(with_own(algorithm, begin, round), traits=bucket_traits(algorithm, self.bucket))
 
 
 def certainty(sums: Tensor) -> Tensor:

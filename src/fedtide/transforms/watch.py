@@ -51,7 +51,7 @@ from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, ingredient
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import classes_of
-from fedtide.transforms.transform import Transform, each_slot, predict_own
+from fedtide.transforms.transform import Transform, cost_as_loss, each_slot, predict_own, with_own
 from fedtide.transforms.windows import BINS, KINDS, LIMIT, Group, Layout, detector, in_words, look
 
 WATCH = "watch"
@@ -132,20 +132,11 @@ class Watch(Transform):
 
     def change(self, algorithm: Algorithm) -> Algorithm:
         """Let clients count each window before a round."""
-        base = algorithm.traits.compute_cost
-
-        def cost(question: str, rows: Tensor) -> Tensor:
-            assert base is not None
-            return base("loss" if question == WATCH else question, rows)
 
         def check(clients: Holdings) -> None:
             if algorithm.check is not None:
                 algorithm.check(clients)
             detector(LIMIT)
-
-        def init(fleet: Any, rng: Rng) -> Extended:
-            left = self.rounds if self.train == "alarm" else 0
-            return Extended(algorithm.init(fleet, rng), Known(left=left))
 
         def round(state: Extended, fleet: Any, rng: Rng) -> tuple[Extended, Facts]:
             watched, shown = state.own, dict[str, Any]()
@@ -157,13 +148,13 @@ class Watch(Transform):
             inner, facts = algorithm.round(state.inner, fleet, rng) if trains else (state.inner, {})
             return Extended(inner, watched), {**facts, **shown}
 
-        def serve(state: Extended, clients: Tensor) -> tuple[Any, Tensor | None]:
-            return algorithm.serve(state.inner, clients)
-
         unprivate = algorithm.traits.unprivate or "noise would tell of drift"
-        traits = replace(algorithm.traits, compute_cost=base and cost, unprivate=unprivate)
+        cost = cost_as_loss(algorithm.traits.compute_cost, WATCH)
+        traits = replace(algorithm.traits, compute_cost=cost, unprivate=unprivate)
         works = {**algorithm.works, WATCH: count_question(algorithm, self.rows)}
-        return replace(algorithm, init=init, works=works, round=round, serve=serve, check=check, traits=traits)
+        known = Known(left=self.rounds if self.train == "alarm" else 0)
+        extended = with_own(algorithm, lambda inner, fleet, rng: Extended(inner, known), round)
+        return replace(extended, works=works, check=check, traits=traits)
 
     def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Known, dict[str, Any]]:
         """Ask for the counts of a window; return what is known then, and facts of the window."""
