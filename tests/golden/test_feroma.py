@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feroma import feroma
-from fedtide.clusters.profile import Profiler, moments, predict_by_profile
+from fedtide.clusters.profile import Profiler, mean_and_deviation, predict_by_profile
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
@@ -187,7 +187,7 @@ def test_profiles_are_means_and_deviations_and_then_those_of_each_label():
         theirs = naive_profile(network_of(weights), shard.x, shard.y, Rng(7), halves)
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-6)
         z = Profiler(run.host.algorithm.task).features(weights, shard.x)
-        assert halves or same(moments(z).flatten(), ours[:6])
+        assert halves or same(mean_and_deviation(z).flatten(), ours[:6])
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

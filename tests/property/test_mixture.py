@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.mixtures.assign import assign, assign_by_cost, assign_by_rank, capacities
-from fedtide.mixtures.feature_gaussians import clip_shares, floor_variances, log_densities, moments, posteriors
+from fedtide.mixtures.feature_gaussians import (
+    clip_shares,
+    floor_variances,
+    log_densities,
+    mean_and_variance,
+    posteriors,
+)
 from helpers.examples import examples
 
 law = examples(40)
@@ -57,7 +63,7 @@ def test_a_common_shift_changes_nothing(seed, K, d, by):
     one, other = posteriors(z, mu, var, pi), posteriors(z + shift, mu + shift, var, pi)
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
-    (mean, spread), (there, spread_there) = moments(z), moments(z + shift)
+    (mean, spread), (there, spread_there) = mean_and_variance(z), mean_and_variance(z + shift)
     torch.testing.assert_close(mean + shift, there, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(spread, spread_there, rtol=1e-6, atol=1e-7)
 

@@ -185,7 +185,7 @@ def cfl(
         The step of the whole cluster is undone: each half steps from the weights in `before`, along the mean update of
         its own clients.
         """
-        clients, updates = updates_of(state, k)
+        clients, updates = stack_updates(state, k)
         second = sides_of(updates, linkage, gamma)
         if second is None:
             return state
@@ -291,7 +291,7 @@ def weighted_mean(updates: Tensor, weight: Tensor) -> Tensor:
     return weight @ updates.double() / weight.sum().clamp(min=1e-300)
 
 
-def updates_of(state: State, k: int) -> tuple[Tensor, Tensor]:
+def stack_updates(state: State, k: int) -> tuple[Tensor, Tensor]:
     """Return the clients of a cluster with a recent update (n,), in order, and their updates (n, P) float64."""
     at = (state.model == k)[state.recent.clients].nonzero().flatten()
     at = at[state.recent.clients[at].argsort()]

@@ -61,7 +61,7 @@ from fedtide.mixtures.feature_gaussians import (
     clip_shares,
     floor_variances,
     log_densities,
-    moments,
+    mean_and_variance,
     pool_moments,
     posteriors,
 )
@@ -172,7 +172,7 @@ def fedtem(
         # Line 9: statistics by the updated network, under the received mixture (Eq. 6 and 9).
         z = fitted.features
         gamma, joint = posteriors(z, *mixture)
-        own_mean, own_var = moments(z)
+        own_mean, own_var = mean_and_variance(z)
         n = torch.tensor(float(len(shard)), dtype=torch.float64)
         pi, odds = gamma.mean(0), (joint.mean(0) - joint.mean(0)[0]).clamp(-LARGEST, LARGEST)
         rows = {"pi": pi, "odds": odds, "mu": own_mean, "var": own_var, "n": n}

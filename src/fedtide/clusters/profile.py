@@ -106,8 +106,8 @@ class Profiler:
             chosen = torch.cat([torch.from_numpy(order).sort().values for order in orders])
             z, y = z[chosen], y[chosen]
         absent = torch.full((2, self.width), ABSENT, dtype=torch.float64)
-        by_label = [moments(z[y == c]) if int((y == c).sum()) > 1 else absent for c in range(self.classes)]
-        return torch.cat([moments(z), *torch.stack(by_label, 1)]).flatten()
+        by_label = [mean_and_deviation(z[y == c]) if int((y == c).sum()) > 1 else absent for c in range(self.classes)]
+        return torch.cat([mean_and_deviation(z), *torch.stack(by_label, 1)]).flatten()
 
     @property
     def nothing(self) -> Tensor:
@@ -131,10 +131,10 @@ class Profiler:
         return replace(places, profiles=places.profiles[:, : 2 * self.width])
 
 
-def moments(z: Tensor) -> Tensor:
+def mean_and_deviation(z: Tensor) -> Tensor:
     """Return the mean and the deviation (2, d) of each column of rows (rows, d).
 
-    >>> moments(torch.tensor([[1.0], [5.0]])).tolist()
+    >>> mean_and_deviation(torch.tensor([[1.0], [5.0]])).tolist()
     [[3.0], [2.0]]
     """
     return torch.stack([z.mean(0), z.std(0, correction=0)])
@@ -163,7 +163,7 @@ def predict_by_profile(profiler: Profiler) -> Callable[[Served, Sequence[Memory]
             return by_cluster(payload, [None] * len(memories), x, owner)
         z, nearest = profiler.features(places.extractor, x), [payload.usual] * len(memories)
         for number in owner.unique().tolist():
-            profile = profiler.scale(moments(z[owner == number]).reshape(1, -1), places.scales)
+            profile = profiler.scale(mean_and_deviation(z[owner == number]).reshape(1, -1), places.scales)
             nearest[number] = between(profile, places.profiles, "l2").argmin()
         return by_cluster(payload, [{"found": model} for model in nearest], x, owner)
 

@@ -106,10 +106,10 @@ def floor_variances(var: Tensor, floor: float = 1e-3) -> Tensor:
     return var.clamp_min(max(LEAST_VARIANCE, floor * float(var.mean())))
 
 
-def moments(z: Tensor) -> tuple[Tensor, Tensor]:
+def mean_and_variance(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of features (rows, d), each (d,) float64; variance 0 for one row, NaN for none.
 
-    >>> moments(torch.tensor([[1.0], [3.0]]))
+    >>> mean_and_variance(torch.tensor([[1.0], [3.0]]))
     (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
     z = z.double()

@@ -110,7 +110,7 @@ class Shared(Transform):
             trunk = state.own
             received = each_slot(payload, options, lambda part: sent(part, trunk.weights))
             reply = fleet.ask("train", clients, received, **options)
-            sums = updates_of(reply.total)
+            sums = sums_of_updates(reply.total)
             if any(one is not None for one in sums):
                 mean_update = mean_of_all(sums, shares_of(sums, reply, clients, options))
                 trunk = Trunk(*server.step(trunk.weights, trunk.memo, mean_update))
@@ -131,11 +131,11 @@ def receive_models(models: Sequence[Weights]) -> list[Weights]:
     return [*models[:1], *(put_layers(models[0], model) for model in models[1:])]
 
 
-def updates_of(total: Any) -> list[Any]:
+def sums_of_updates(total: Any) -> list[Any]:
     """Return the sums of the updates in the sums of a question, which may be in slots; None for a slot of nobody."""
     if total is None:
         return [None]
     if isinstance(total, list):
-        return [one for part in total for one in updates_of(part)]
+        return [one for part in total for one in sums_of_updates(part)]
     delta = total["delta"]
     return delta if isinstance(delta, list) else [delta]

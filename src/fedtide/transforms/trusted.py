@@ -154,17 +154,17 @@ def certainty(sums: Tensor) -> Tensor:
     return (sums[..., 0] / sums[..., 1].sqrt().clamp(min=TINY)).round(decimals=4)
 
 
-def updates_of(total: Tree, place: str = "") -> dict[str, Tensor]:
+def mean_updates(total: Tree, place: str = "") -> dict[str, Tensor]:
     """Return the mean update (d,) of each model in the sums of a bucket, by its place in them.
 
-    >>> updates_of({"delta": [None, Sum(Weights({"w": torch.ones(2)}), 2.0)], "loss": Sum(3.0, 1.0)})
+    >>> mean_updates({"delta": [None, Sum(Weights({"w": torch.ones(2)}), 2.0)], "loss": Sum(3.0, 1.0)})
     {'/delta/1': tensor([0.5000, 0.5000], dtype=torch.float64)}
     """
     if isinstance(total, Sum):
         is_update = isinstance(total.value, Weights) and total.weight > 0
         return {place: numbers_of(total.value) / total.weight} if is_update else {}
     parts = children(total) if is_node(total) else []
-    return {key: x for name, part in parts for key, x in updates_of(part, f"{place}/{name}").items()}
+    return {key: x for name, part in parts for key, x in mean_updates(part, f"{place}/{name}").items()}
 
 
 def join_buckets(sums: Sequence[Tree], proof: Sequence[float], length: float) -> tuple[Tree, list[float]]:
@@ -176,7 +176,7 @@ def join_buckets(sums: Sequence[Tree], proof: Sequence[float], length: float) ->
         length: median length of the updates of all models.
     """
     trusted = [p >= -SURE for p in proof]
-    agreement = agree_with_others([updates_of(shorten_updates(total, length)) for total in sums], trusted)
+    agreement = agree_with_others([mean_updates(shorten_updates(total, length)) for total in sums], trusted)
     believed = [total for total, ok in zip(sums, trusted, strict=True) if ok]
     factor = 1 + sum(p > SURE for p in proof) / max(len(believed), 1)
     bounded = [shorten_updates(total, factor * length) for total in believed or sums]
@@ -193,7 +193,7 @@ def remember(trust: Tensor, buckets: Sequence[Tensor], agreement: Sequence[float
 
 def median_length(totals: Sequence[Tree]) -> float:
     """Return the median length of the mean updates in the sums of buckets; 0 without any."""
-    lengths = [torch.linalg.vector_norm(x) for total in totals for x in updates_of(total).values()]
+    lengths = [torch.linalg.vector_norm(x) for total in totals for x in mean_updates(total).values()]
     return float(Median()(torch.stack(lengths)[:, None])) if lengths else 0.0
 
 
@@ -204,7 +204,7 @@ def shorten_updates(total: Tree, bound: float) -> Tree:
     Sum(value=Weights(params={'w': tensor([2.])}, buffers={}), weight=2.0)
     """
     if isinstance(total, Sum):
-        length = max((float(torch.linalg.vector_norm(x)) for x in updates_of(total).values()), default=0.0)
+        length = max((float(torch.linalg.vector_norm(x)) for x in mean_updates(total).values()), default=0.0)
         return total if length <= bound else replace(total, value=mul(total.value, bound / length))
     if isinstance(total, Mapping):
         return {name: shorten_updates(part, bound) for name, part in total.items()}

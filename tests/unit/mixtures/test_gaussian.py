@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtide.mixtures.feature_gaussians import clip_shares, log_densities, moments, posteriors
+from fedtide.mixtures.feature_gaussians import clip_shares, log_densities, mean_and_variance, posteriors
 
 f64 = torch.float64
 
@@ -47,7 +47,7 @@ def test_posteriors_by_hand():
 
 def test_moments_by_hand():
     """Column 1: 1, 3, 5 has mean 3 and squares 4, 0, 4; column 2 is constant."""
-    mean, var = moments(torch.tensor([[1.0, 7.0], [3.0, 7.0], [5.0, 7.0]]))
+    mean, var = mean_and_variance(torch.tensor([[1.0, 7.0], [3.0, 7.0], [5.0, 7.0]]))
     assert mean.tolist() == [3.0, 7.0]
     assert var.tolist() == pytest.approx([8 / 3, 0.0], abs=1e-15)
     assert mean.dtype == var.dtype == f64
