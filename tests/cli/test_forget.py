@@ -11,7 +11,6 @@ import pytest
 import fedtide as ft
 from fedtide.core.record import first_work_in
 from fedtide.runs import folder
-from fedtide.runs.digest import verify
 from fedtide.runs.unlearn import Leaving
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A, finished, lines_of, record_of, study
@@ -55,7 +54,7 @@ def test_the_bits_are_those_of_a_run_without_it(here, capsys):
     finished(here / "alone", study(*METHODS, data=data))
     new = f"x-without-{client}"
     assert record_of(here / new) == record_of(here / "alone")
-    assert not [verdict.wrong for verdict in verify(here / new) if verdict.wrong]
+    assert not [verdict.wrong for verdict in ft.verify(here / new) if verdict.wrong]
     for method, run in zip(METHODS, runs, strict=True):
         name = method["name"]
         assert client not in joined(here / new, name)

@@ -16,6 +16,7 @@ from fedtide.config import options_model
 from fedtide.core import checkpoint, codec
 from fedtide.core.atomic import sha256
 from fedtide.core.record import whole
+from helpers.mortal import changes_in, killed_at
 from helpers.shell import contents, done, written
 from helpers.studies import A
 
@@ -279,6 +280,16 @@ def test_a_file_is_replaced_only_if_it_is_ours(run, capsys, option, name):
     file.unlink()
     assert [done("report", run, option, out) for _ in range(2)] == [0, 0]
     assert file.is_file()
+
+
+def test_tables_that_a_kill_cut_off_are_written_anew(run):
+    """The file with our mark stands before the one without."""
+    tables = run.parent / "tables"
+    count = changes_in("report", run, "--tables", tables)
+    for change in range(count - 3, count + 1):
+        shutil.rmtree(tables)
+        killed_at(change, "report", run, "--tables", tables)
+        assert done("report", run, "--tables", tables) == 0
 
 
 def test_tables_are_not_written_through_links(run):

@@ -170,11 +170,8 @@ class Finished:
     study: Study
 
     def __repr__(self) -> str:
-        means = [
-            f"{method.name} {method.measures[method.score].mean:.4g}"
-            for method in self.summaries[0].methods
-            if method.score in method.measures
-        ]
+        scores = [(method.name, method.measures.get(method.score)) for method in self.summaries[0].methods]
+        means = [f"{name} {score.mean:.4g}" for name, score in scores if score is not None and score.mean is not None]
         shown = [f"{len(self.summaries)} points"] if len(self.summaries) > 1 else means
         return f"Finished({', '.join([repr(str(self.folder)), *shown])})"
 

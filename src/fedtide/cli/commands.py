@@ -795,6 +795,10 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(_of_option(error))
     except KeyboardInterrupt as error:
         status = _fail(str(error) or "interrupted", status=130)
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):  # in a class that is being made, before Python 3.12
+            raise
+        status = _fail("interrupted", status=130)
     except UnicodeEncodeError as error:
         status = _fail(f"{shown(error.object)}: cannot be written in this locale, allowed: UTF-8, as by LC_ALL=C.UTF-8")
     except ValueError as error:

@@ -78,12 +78,12 @@ class Part:
     def links(self) -> dict[str, str]:
         """`data:` addresses of the table, by file extension."""
         kinds = {"csv": "text/csv", "tex": "text/plain"}
-        return {end: _link(kinds[end], text) for end, text in self.files.items()}
+        return {end: _link(kind, self.files[end]) for end, kind in kinds.items()}
 
     @property
     def files(self) -> dict[str, str]:
-        """Contents of the files, by extension."""
-        return {"csv": self.table.csv(), "tex": f"% {MARK.decode()}\n{self.table.latex()}"}
+        """Contents of the files, by extension: first the one whose mark tells that both are ours."""
+        return {"tex": f"% {MARK.decode()}\n{self.table.latex()}", "csv": self.table.csv()}
 
 
 Pictured = tuple[str, str, Drawn | None]

@@ -106,7 +106,8 @@ def shift_file(root: Path, method: Method, seed: int) -> Path:
 def go_on(root: Path) -> str:
     """Return the command that goes on with a run folder, or with a tuning: that of real clients is its site's."""
     site = root.resolve().parent
-    return f"fedtide serve {in_shell(site)}" if (site / "roster.toml").is_file() else f"fedtide resume {in_shell(root)}"
+    served = (site / "roster.toml").is_file() and root.resolve().name == "run"
+    return f"fedtide serve {in_shell(site)}" if served else f"fedtide resume {in_shell(root)}"
 
 
 def free(root: Path) -> None:

@@ -106,7 +106,7 @@ def check_kept(folder: Path, about: checkpoint.About, number: int, *, name: str,
     """
     places = sorted(about.there)
     if number not in places:
-        because = "" if about.kept else "the study keeps no earlier models: `keep` says how many"
+        because = "" if about.kept else "no earlier models were kept: `keep` says how many, by validation rows"
         raise refused("ROUND", number, ", ".join(map(str, places)), because)
     asked, released = ([line["round"] for line in read_lines(folder, record)] for record in (ASKS, LEDGER))
     # A sum that was released is of the model with which its round began, and is taken when the round is played again.

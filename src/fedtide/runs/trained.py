@@ -339,7 +339,7 @@ def _round_of(model: str | None, about: checkpoint.About) -> int:
     numbers = {"last": about.round, **{str(number): number for number in (*about.kept, about.round)}}
     numbers |= {"best": about.kept[0]} if about.kept else {}
     if model is not None and model not in numbers:
-        because = "" if about.kept else "the run keeps no others: `keep` says how many, by validation rows"
+        because = "" if about.kept else "the run has kept no others: `keep` says how many, by validation rows"
         raise refused("--model", model, ", ".join(dict.fromkeys(numbers)), because)
     return numbers[model or "last"]
 

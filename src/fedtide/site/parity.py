@@ -26,12 +26,13 @@ from typing import Any
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import append, check_new, sha256
+from fedtide.core.atomic import append, check_new, making, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back, run_lock
 from fedtide.core.trees import same
-from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.judge import Judge, View, views
+from fedtide.fleets.engines import Host
 from fedtide.fleets.this_machine import end_with_parent
 from fedtide.laws.case import difference
 from fedtide.models.model_files import locate_model
@@ -40,9 +41,10 @@ from fedtide.remote.offline import replayed
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, model_of
 from fedtide.runs.digest import digest_of, verify_runs
+from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Run
 from fedtide.site import certificates
-from fedtide.site.accounts import recorded_sums
+from fedtide.site.accounts import Recorded, recorded_sums
 from fedtide.site.client_rows import FileRows, host_without_rows
 from fedtide.site.machine import Log
 from fedtide.site.node_process import LineSettings, node_command, write_settings
@@ -320,32 +322,47 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     settings = folder.load(root)
     run = folder.plan(settings, root)[0]
     lines = read_lines(run.folder, ASKS)
-    if not lines:
+    if not lines and not (root.parent / "roster.toml").is_file():
         raise FedtideError(f"{root}: its clients were simulated (no {ASKS}); allowed: the run folder of a site")
     saved = sorted(path.name for path in (run.folder / "checkpoints").glob("[0-9]*") if path.is_dir())
     if not saved:
         raise FedtideError(f"{run.folder}: no round is saved yet; allowed: a run with a checkpoint")
-    played = int(saved[-1])
     place = out or root.parent / "replay"
-    copy = replace(run, folder=place / run.folder.relative_to(root))
-    store = MemoryStore(copy.folder / "memory")
-    recorded = None
-    if data or settings.privacy is not None:
-        site = Site.read(root.parent)
-        host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
-        if data:
-            split, transforms = run.experiment.data.split, run.experiment.data.transforms
-            model, clients = model_of(run.experiment), range(site.roster.clients)
-            base = locate_model(model.path, model.package) if isinstance(model, Transformer) else None
-            rows = FileRows.read(data, clients, site.about.rows, split, transforms, "roster", base)
-            host = replace(host, population=rows.people)
-        recorded = recorded_sums(site, host)
-    else:
-        host = host_of(run.experiment, run.method, run.seed, store)
-    wire = replace(host.wire, server=recorded, sums_scores=False)  # models are played again, not what was told of them
     check_new(place, " with --out")
-    folder.create(settings, place)
-    judged = views(host.population) if data or recorded is None else []
+    with making(place) as temporary:
+        copy = replace(run, folder=temporary / run.folder.relative_to(root))
+        store = MemoryStore(copy.folder / "memory")
+        recorded = None
+        if data or settings.privacy is not None:
+            site = Site.read(root.parent)
+            host = host_without_rows(run.experiment, site.about.rows, site.roster.clients, store)
+            if data:
+                split, transforms = run.experiment.data.split, run.experiment.data.transforms
+                model, clients = model_of(run.experiment), range(site.roster.clients)
+                base = locate_model(model.path, model.package) if isinstance(model, Transformer) else None
+                rows = FileRows.read(data, clients, site.about.rows, split, transforms, "roster", base)
+                host = replace(host, population=rows.people)
+            recorded = recorded_sums(site, host)
+        else:
+            host = host_of(run.experiment, run.method, run.seed, store)
+        folder.create(settings, temporary)
+        judged = views(host.population) if data or recorded is None else []
+        equal, differs = _play_again(run, copy, host, lines, int(saved[-1]), judged, recorded)
+    noise = tuple(recorded.noise) if recorded is not None and data else ()
+    return Replayed(int(saved[-1]), equal, differs, place, noise)
+
+
+def _play_again(
+    run: Planned,
+    copy: Planned,
+    host: Host,
+    lines: Sequence[Mapping[str, Any]],
+    played: int,
+    judged: list[View],
+    recorded: Recorded | None,
+) -> tuple[bool, int | None]:
+    """Play the rounds of a run in another folder; tell whether the state is equal, and the first round that differs."""
+    wire = replace(host.wire, server=recorded, sums_scores=False)  # models are played again, not what was told of them
 
     def judge_of(_: Run) -> Judge:
         fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
@@ -360,14 +377,12 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     list(simulation.play(judge_of=judge_of, until=played))
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)
-    noise = tuple(recorded.noise) if recorded is not None and data else ()
     pairs = zip(read_lines(run.folder)[:played], read_lines(copy.folder), strict=False)
     keys = ("answered", "trained", "facts")
     other = (
         ours for ours, theirs in pairs if any(ours[key] != theirs.get(key, ours[key]) for key in keys if key in ours)
     )
-    differs = next((line["round"] for line in other), None)
-    return Replayed(played, equal, differs, place, noise)
+    return equal, next((line["round"] for line in other), None)
 
 
 if __name__ == "__main__":

@@ -272,8 +272,8 @@ def write_roster(root: Path, roster: Roster) -> None:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that compute and carry answers."""
-    found = {name: version for name in PACKAGES if (version := version_of(name))}
-    return {"python": platform.python_version(), **found}
+    versions = {name: version for name in PACKAGES if (version := version_of(name))}
+    return {"python": platform.python_version(), **versions}
 
 
 def check_fewest(deploy: Deploy, clients: int, where: str) -> None:

@@ -152,8 +152,8 @@ class Watch(Transform):
         cost = cost_as_loss(algorithm.traits.compute_cost, WATCH)
         traits = replace(algorithm.traits, compute_cost=cost, unprivate=unprivate)
         works = {**algorithm.works, WATCH: count_question(algorithm, self.rows)}
-        known = Known(left=self.rounds if self.train == "alarm" else 0)
-        extended = with_own(algorithm, lambda inner, fleet, rng: Extended(inner, known), round)
+        first = Known(left=self.rounds if self.train == "alarm" else 0)
+        extended = with_own(algorithm, lambda inner, fleet, rng: Extended(inner, first), round)
         return replace(extended, works=works, check=check, traits=traits)
 
     def look(self, algorithm: Algorithm, state: Extended, fleet: Any) -> tuple[Known, dict[str, Any]]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.report.study import read_study
-from fedtide.runs.digest import verify
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import plan
 from fedtide.runs.preflight import preflight
@@ -52,7 +52,7 @@ def test_the_run_is_whole_can_be_resumed_and_read(tmp_path, first):
     experiment = judging(first, seeds=[0, 1])
     root = finished(tmp_path / "run", experiment)
     assert all(run.finished for run in plan(experiment, root))
-    assert [(verdict.rounds, verdict.wrong) for verdict in verify(root)] == [(0, None)] * 2
+    assert [(verdict.rounds, verdict.wrong) for verdict in ft.verify(root)] == [(0, None)] * 2
     before = record_of(root)
     assert execute(experiment, root, workers=1)
     assert record_of(root) == before

@@ -15,7 +15,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.runs.digest import digest_of, verify
+from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
 from fedtide.runs.trained import Trained
@@ -54,7 +54,7 @@ def test_a_run_keeps_the_best_and_the_last(tmp_path):
     assert kept_in(folder) == sorted({*best, 16})
     plain = finished(tmp_path / "plain", study(A, **WORLD))
     assert lines_of(folder) == lines_of(plain / "a" / "0")  # it changes no number
-    whole = list(verify(root))
+    whole = list(ft.verify(root))
     assert [(verdict.rounds, verdict.wrong) for verdict in whole] == [(16, None)]
     # The model is that of a run which ends there.
     short = finished(tmp_path / "short", study(A, **{**WORLD, "rounds": best[0]}))
@@ -66,7 +66,7 @@ def test_a_run_keeps_the_best_and_the_last(tmp_path):
     # A kept model that was changed is found.
     file = folder / "checkpoints" / f"{best[0]:08d}" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\1")
-    assert "damaged" in next(iter(verify(root))).wrong
+    assert "damaged" in next(iter(ft.verify(root))).wrong
     with pytest.raises(FedtideError, match="damaged"):
         ft.trained(root, model="best")
 
@@ -182,7 +182,9 @@ def test_commands_choose_the_best(tmp_path, monkeypatch, capsys):
 
 def test_a_model_that_is_not_kept(tmp_path):
     root = finished(tmp_path / "plain", study(A, **WORLD))
-    with pytest.raises(FedtideError, match=r"--model: found 'best', but the run keeps no others.*; allowed: last, 16$"):
+    with pytest.raises(
+        FedtideError, match=r"--model: found 'best', but the run has kept no others.*; allowed: last, 16$"
+    ):
         ft.trained(root, model="best")
     root = finished(tmp_path / "run", study(A, **WORLD, keep={}))
     best = by_hand(root / "a" / "0", 1)[0]

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+import fedtide as ft
 from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ROLLBACKS, read_lines, run_lock
 from fedtide.core.trees import same
 from fedtide.report.page import write_report
-from fedtide.runs.digest import verify
 from fedtide.runs.folder import create
 from fedtide.runs.rollback import Rollback, roll_back
 from helpers.shell import done, refused
@@ -75,7 +75,7 @@ def test_the_next_round_begins_with_the_earlier_model_and_memory(tmp_path, metho
     assert played(run, 7) == 7
     assert roll_back(run.folder, 6)[0] == Rollback(7, 6)
     assert played(run) == 8
-    assert [verdict.wrong for verdict in verify(tmp_path / "run")] == [None]
+    assert [verdict.wrong for verdict in ft.verify(tmp_path / "run")] == [None]
     lines = lines_of(run.folder)
     assert [line["round"] for line in lines] == list(range(8))
     assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 6}
@@ -121,9 +121,9 @@ def test_models_that_are_gone_do_not_come_back_when_better_ones_are_undone(tmp_p
     roll_back(run.folder, min(kept))
     assert played(run, 5) == 5
     assert set(checkpoint.check(folder, config=None).kept) <= {min(kept), 5}
-    assert [verdict.wrong for verdict in verify(tmp_path / "run")] == [None]
+    assert [verdict.wrong for verdict in ft.verify(tmp_path / "run")] == [None]
     assert played(run) == 8
-    assert [verdict.wrong for verdict in verify(tmp_path / "run")] == [None]
+    assert [verdict.wrong for verdict in ft.verify(tmp_path / "run")] == [None]
 
 
 def test_the_command_says_what_comes_next_and_the_report_follows(tmp_path, capsys):
@@ -171,7 +171,7 @@ def test_a_run_folder_with_several_runs_wants_one_of_them(tmp_path):
 
 @pytest.mark.parametrize(("method", "changes", "line"), [
     (FEDBUFF, {}, r"ROUND: found 1, allowed: none, because clients of FedBuff are at work over"),
-    (A, {"keep": None}, r"ROUND: found 1, but the study keeps no earlier models: .*; allowed: 2"),
+    (A, {"keep": None}, r"ROUND: found 1, but no earlier models were kept: .*; allowed: 2"),
 ])  # fmt: skip
 def test_models_that_no_round_can_begin_with(tmp_path, method, changes, line):
     values = {key: value for key, value in {**KEPT, **changes}.items() if value is not None}

@@ -40,7 +40,7 @@ from fedtide.wire.pipeline import FLOATING
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
 from helpers.near_sites import fleet_at, host_at, nodes_of, site_of
-from helpers.shell import done, refused
+from helpers.shell import contents, done, refused
 
 
 def made(place: Path, method: str, **changes: Any) -> Site:
@@ -190,6 +190,26 @@ def private(tmp_path_factory) -> Site:
     clip = {"delta": 1.0, "loss": 5.0}
     privacy = {"multiplier": 0.001, "clip": clip, "adapt": {"delta": {}}, "noise": "banded", "distance": 2}
     return served(tmp_path_factory.mktemp("private"), "FedAvg", wire={"secure": True, "privacy": privacy})
+
+
+def stopped(path: Path) -> str:
+    raise KeyboardInterrupt
+
+
+def test_a_replay_that_is_interrupted_leaves_nothing_behind(tmp_path, monkeypatch):
+    site = made(tmp_path, "FedAvg")
+    with pytest.raises(FedtideError, match="no round is saved yet; allowed: a run with a checkpoint"):
+        replay(site.run, files(site))
+    assert play(site) == site.experiment.rounds
+    before = contents(site.root)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtide.site.parity.sha256", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            replay(site.run, files(site))
+    assert contents(site.root) == before
+    assert replay(site.run, files(site)).equal
+    assert "serve" in folder.go_on(site.run)
+    assert "resume" in folder.go_on(site.root / "replay")
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import fedtide as ft
 from fedtide.core import checkpoint, codec, loop
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import LEDGER, ROLLBACKS, read_lines
 from fedtide.core.trees import same
 from fedtide.report.page import write_report
 from fedtide.runs import folder
-from fedtide.runs.digest import verify
 from fedtide.runs.rollback import check_kept
 from fedtide.site.parity import replay
 from fedtide.site.rollback import Rollback, roll_back
@@ -50,7 +50,7 @@ def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     assert re.findall(r"round (\d+)", " ".join(capsys.readouterr().out.split())) == ["6", "2"]
     assert {path: path.read_bytes() for path in before} == before  # a line was written, and nothing else
     assert read_lines(site.record, ROLLBACKS) == [{"after": 5, "to": 2}]
-    assert [verdict.wrong for verdict in verify(site.run)] == [None]
+    assert [verdict.wrong for verdict in ft.verify(site.run)] == [None]
     earlier, received = state_of(site, 2), []
 
     def watched(algorithm, fleet, start, **named):
@@ -74,7 +74,7 @@ def test_the_next_round_begins_with_the_earlier_model(tmp_path, capsys):
     lines = read_lines(site.record)
     assert [line["round"] for line in lines] == list(range(8))
     assert {line["round"]: line["rolled_back_to"] for line in lines if "rolled_back_to" in line} == {5: 2, 7: 6}
-    assert [verdict.wrong for verdict in verify(site.run)] == [None]
+    assert [verdict.wrong for verdict in ft.verify(site.run)] == [None]
     again = replay(site.run, files(site))
     assert (again.rounds, again.equal, again.differs) == (8, True, None)
     said = re.findall(r"Round (\d+) began [a-z ]* round (\d+)\.", write_report([site.run]).read_text())
@@ -135,7 +135,7 @@ def test_rollbacks_that_are_refused(tmp_path, capsys):
     ("SCAFFOLD", {}, r"ROUND: found 1, but nodes have what clients kept in later rounds alone; allowed: none, because "
                      r"clients of SCAFFOLD keep something"),
     ("FedBuff", {"method": [FEDBUFF]}, r"ROUND: found 1, .*allowed: none, because clients of FedBuff are at work over"),
-    ("FedAvg", {"keep": None}, r"ROUND: found 1, but the study keeps no earlier models: .*; allowed: 2"),
+    ("FedAvg", {"keep": None}, r"ROUND: found 1, but no earlier models were kept: .*; allowed: 2"),
 ])  # fmt: skip
 def test_clients_that_went_on_without_the_model(tmp_path, method, changes, line):
     settings = {key: value for key, value in {**KEPT, **changes}.items() if value is not None}

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedtide as ft
 from fedtide.core import codec
 from fedtide.core.base import Sum
 from fedtide.core.errors import FedtideError
@@ -473,3 +474,14 @@ def test_a_server_that_was_killed_tells_the_same_and_asks_nobody_again(tmp_path)
     assert again[-1].line["scores"]["val"]
     assert (tmp_path / "ledger.jsonl").read_text() == ledger
     assert not [question for question in second.fleet.carrier.asked if question.header["kind"] == "ask"]
+
+
+def test_results_say_nothing_of_a_score_that_drowns_in_noise(tmp_path):
+    """Scores of no evaluation of the last rounds stand out, so there is no mean."""
+    experiment = private(epsilon=2.0, scores=1e-3).model_copy(update={"title": "drowned"})
+    create(experiment, tmp_path / "drowned")
+    (planned,) = plan(experiment, tmp_path / "drowned")
+    list(Run(experiment, planned.method, planned.seed, planned.folder).play())
+    found = ft.results(tmp_path / "drowned")
+    assert found.summaries[0].methods[0].measures["accuracy"].mean is None
+    assert repr(found) == f"Finished('{tmp_path / 'drowned'}')"
