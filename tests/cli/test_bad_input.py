@@ -451,6 +451,19 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
     assert made == (at not in ("pathlib.Path.mkdir", "pathlib.Path.write_text"))
 
 
+def test_too_few_handles_are_one_line_with_a_way_out(capsys, here, monkeypatch):
+    written(here / "study.toml", A, rounds=2)
+
+    def spent(*given, **named):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", spent)
+    assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
+    assert capsys.readouterr().err.endswith(
+        "Too many open files; allow more (ulimit -n 4096), or play with fewer workers\n"
+    )
+
+
 def test_an_error_of_the_system_without_a_name_adds_nothing_to_the_output(capsys, here, monkeypatch):
     def broken(*given, **named):
         raise OSError(5, "Input/output error")
