@@ -40,6 +40,16 @@ def minutes(taken: float) -> str:
     return "Less than a minute" if taken < 1 else f"{whole} minute{'s' * (whole > 1)}"
 
 
+def command_and_cost(result: dict[str, Any]) -> list[str]:
+    """The command that played a recipe, and what that took."""
+    command = " ".join(["fedtide run", f"recipe:{result['recipe']}", *result["options"]])
+    taken = (
+        f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
+        f"{counted(result['seeds'], 'seed')}, {result['made']}. {result['note']}"
+    )
+    return [f"```console\n{command}\n```", taken.strip()]
+
+
 def recipe(path: Path) -> str:
     """One recipe, with the results that scripts/keep_results.py has kept of it."""
     content, result = read_recipe(path.stem), read_result(path.stem)
@@ -48,12 +58,7 @@ def recipe(path: Path) -> str:
     if result is None:
         verb = "tune" if "tune" in content else "run"
         return "\n\n".join([*parts, f"```console\nfedtide {verb} recipe:{path.stem}\n```"])
-    command = " ".join(["fedtide run", f"recipe:{path.stem}", *result["options"]])
-    parts += [
-        f"```console\n{command}\n```",
-        f"{minutes(result['minutes'])} on {result['cores']} cores ({result['processor']}); {result['rounds']} rounds, "
-        f"{counted(result['seeds'], 'seed')}, {result['made']}. {result['note']}".strip(),
-    ]
+    parts += command_and_cost(result)
     points, claims = result["points"], claims_of(content, result)
     parts += fresh_line(result)
     if len(points) == 1:

@@ -3,9 +3,7 @@
 Ranks are compared by scikit-posthocs, which only the drawing needs.
 """
 
-import json
 import math
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +11,12 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from kept import as_markdown, minutes
+from kept import RECIPES, as_markdown, command_and_cost, fresh_line, read_recipe, read_result
 from scipy.stats import rankdata
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Method, points, read
+from fedtide.config.sweep import Point
 
 ROOT = Path(__file__).parents[1]
 LEAGUES = ("league-drift", "league-personal")
@@ -79,36 +78,34 @@ class League:
         return fmean(gaps), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
 
 
-def read_kept(recipe: str) -> League | None:
-    """Results of a recipe; None if there are none yet."""
-    path = ROOT / "docs" / "results" / f"{recipe}.json"
-    return League(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+def read_leagues() -> list[League]:
+    """The leagues that have results."""
+    return [League(result) for recipe in LEAGUES if (result := read_result(recipe))]
 
 
 def league() -> str:
     """All tables of the page."""
     parts = []
-    for recipe in LEAGUES:
-        if results := read_kept(recipe):
-            heading = results.kept["recipe"].replace("league-", "").capitalize()
-            parts += [f"## {heading}", *section(results)]
+    for results in read_leagues():
+        heading = results.kept["recipe"].replace("league-", "").capitalize()
+        parts += [f"## {heading}", *section(results)]
     return "\n\n".join(parts)
 
 
 def section(results: League) -> list[str]:
     """The tables of one league."""
     about, methods = results.kept, methods_of(results)
-    command = " ".join(["fedtide run", f"recipe:{about['recipe']}", *about["options"]])
-    taken = (
-        f"{minutes(about['minutes'])} on {about['cores']} cores ({about['processor']}); {about['rounds']} rounds, "
-        f"{about['seeds']} seeds, {about['made']}. {about['note']}"
-    )
-    parts = [f"```console\n{command}\n```", taken.strip(), "### Who wins where", winners(results), accuracy(results)]
+    parts = [*command_and_cost(about), "### Who wins where", winners(results), accuracy(results)]
     parts += [f"![Mean ranks; bars join methods that cannot be told apart](images/{about['recipe']}-ranks.svg)"]
     parts += ["### At equal work", equal_work(results, methods), "### What it costs", costs(results, methods)]
     if any(world["point"].endswith(SUDDEN) for world in results.worlds):
         parts += ["### After a drift", recovery(results)]
-    return [*parts, "### Claims of the papers", as_markdown(about["claims"]["header"], about["claims"]["rows"])]
+    return [
+        *parts,
+        "### Claims of the papers",
+        *fresh_line(about),
+        as_markdown(about["claims"]["header"], about["claims"]["rows"]),
+    ]
 
 
 def winners(results: League) -> str:
@@ -208,7 +205,7 @@ def recovery(results: League) -> str:
 
 def drift_of(results: League, world: dict[str, Any]) -> int:
     """Rounds done before the drift of a world."""
-    point = next(p for p in points(read(recipe_path(results))) if p.name == world["point"])
+    point = next(p for p in points_of(results) if p.name == world["point"])
     return int(point.experiment.shift.how.when.at[0])
 
 
@@ -240,15 +237,20 @@ def score(world: dict[str, Any], name: str) -> str:
     return cell if finished == seeds else f"{cell} (diverged with {seeds - finished} of {seeds} seeds)"
 
 
+def points_of(results: League) -> list[Point]:
+    """The points of a recipe."""
+    return points(read(RECIPES / f"{results.kept['recipe']}.toml"))
+
+
 def methods_of(results: League) -> dict[str, Method]:
     """The methods of a recipe by their names."""
-    experiment = points(read(recipe_path(results)))[0].experiment
+    experiment = points_of(results)[0].experiment
     return {method.name: method for method in experiment.method}
 
 
 def edges(results: League) -> set[str]:
     """Methods of a recipe whose rate is the largest of those that were searched."""
-    content = tomllib.loads(recipe_path(results).read_text(encoding="utf-8"))
+    content = read_recipe(results.kept["recipe"])
     ranges, out = content["tune"]["ranges"], set()
     for (full, _), method in zip(methods_of(results).items(), content["method"], strict=True):
         for table in ("local", "solver"):
@@ -256,11 +258,6 @@ def edges(results: League) -> set[str]:
             if rate is not None and range_ is not None and rate == max(range_["choices"]):
                 out.add(full)
     return out
-
-
-def recipe_path(results: League) -> Path:
-    """File of a recipe."""
-    return ROOT / "src" / "fedtide" / "recipes" / f"{results.kept['recipe']}.toml"
 
 
 def works_of(results: League) -> dict[str, float]:
@@ -279,10 +276,7 @@ def draw() -> None:
     import pandas as pd
     import scikit_posthocs
 
-    for recipe in LEAGUES:
-        results = read_kept(recipe)
-        if results is None:
-            continue
+    for results in read_leagues():
         scores = pd.DataFrame(results.scores, columns=results.ranked)
         different = scikit_posthocs.posthoc_nemenyi_friedman(scores)
         figure, axes = plt.subplots(figsize=(9.0, 1.2 + 0.2 * len(results.ranked) / 2))
@@ -296,7 +290,7 @@ def draw() -> None:
             color_palette=dict.fromkeys(results.ranks, INK),
         )
         axes.set_title("Mean rank over all worlds and seeds; 1 is the best", fontsize=9)
-        figure.savefig(ROOT / "docs" / "images" / f"{recipe}-ranks.svg", bbox_inches="tight")
+        figure.savefig(ROOT / "docs" / "images" / f"{results.kept['recipe']}-ranks.svg", bbox_inches="tight")
         plt.close(figure)
 
 
