@@ -291,8 +291,9 @@ def test_experts_have_the_rates_and_networks_of_table_1(name):
     for experiment, method, options in methods_of(name):
         model, partition = experiment.model, experiment.data.partition
         assert (model.kind, model.channels, model.dense, model.dropout) == ("cifar-cnn", (128, 32), (1024,), (0, 0.8))
-        assert (partition.clients, partition.pairs, partition.samples) == (20, "product", 625)
-        assert experiment.data.split.val == 0.2  # 500 to train on
+        assert (partition.clients, partition.pairs, partition.samples) == (20, "product", 750)
+        split = experiment.data.split
+        assert (split.merge, round(750 * split.test), split.val) == (True, 125, 0.2)  # 500 to train on
         if method.algorithm == "local":
             assert (options["solver"].lr, options["model"].channels) == (2.69e-4, (32, 256))
             continue
@@ -332,7 +333,7 @@ def test_clients_train_for_themselves_as_in_the_paper(name):
             solver = way.solver
             assert (solver.optimizer, solver.batch_size) == ("adamw", batch)
             if way.kind == "fine-tuned":
-                assert (solver.lr, solver.epochs) == (1e-4, 200)
+                assert (solver.lr, solver.epochs) == (1e-4, epochs)
                 continue
             assert ((solver.lr, solver.weight_decay), solver.epochs) == (own, epochs)
             if way.kind == "mixture":

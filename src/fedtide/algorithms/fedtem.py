@@ -33,6 +33,8 @@ Choices:
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
     - ours: ties of saturated posteriors are broken by log-odds, then by id. Clients cut log-odds at `LARGEST`,
       because a server of real clients refuses larger numbers. A component may be as far away as a liar says.
+    - ours: `selection` is of training. Eq. 22 may be meant for inference, too, where Eq. 5 decides.
+    - ours: the server's lr = 0.01 and eps = 1e-4.
     - paper: at inference pi is uniform, and all samples use one branch together (Eq. 5); ours: all samples of a client.
     - ours: for K > 2 participants are assigned at the least cost, and idle branches have the mean of their losses.
     - ours: `prior = "learned"` finds the rhythm in sums (docs/learned-rhythm.md).

@@ -26,7 +26,9 @@ Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }`
 close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and `trigger = "adaptive"`.
 
 Choices:
-    - paper: centers are recomputed after each move (line 3). The order is that of clients' numbers (ours).
+    - paper: centers are recomputed after each move (line 3 of Algorithm 2), in the order of clients' numbers (ours).
+      Section 2.2 says that they are held until all have moved. The rest is the same.
+    - ours: K is 2 to 10, and the silhouette is of 1,000 drawn clients if there are more. The paper names no bound.
     - paper: drift is handled before each round (appendix C). Algorithm 1 has R rounds between.
     - paper: `drift_baseline = "last-event"` measures movements in this drift event alone.
     - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.

@@ -1,7 +1,8 @@
 """Min Loss: every client trains the branch with the lowest loss (IFCA's choice with a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Ghosh et al.: *An Efficient Framework for
-Clustered Federated Learning*, NeurIPS 2020. With default options it is the baseline as the paper describes it.
+Clustered Federated Learning*, NeurIPS 2020. With default options it is the baseline as the paper
+describes it, but for values that it does not print.
 
 When to use it: populations take turns, their rhythm is unknown, and labels tell them apart.
 
@@ -11,6 +12,7 @@ Choices:
       uniform). With `choose_per = "client"` one branch predicts all samples of a client together.
     - paper: `normalize_by = "participants"` divides a branch's update by the samples of all participants; "members" by
       the samples of those that trained it.
+    - ours: lam = .25, eps = .5, and the server's lr = 0.01 and eps = 1e-4.
     - ours: an untrained branch that has no gradient (lam = 0) is not stepped, nor do its moments move. With "members"
       and lam > 0 gradients on a branch from clients that did not choose it are divided by the members' samples too.
 

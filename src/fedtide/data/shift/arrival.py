@@ -1,7 +1,7 @@
 """Rows that arrive and expire: interval by interval (streams), or in real time (calendars).
 
 Streams are those of *Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix D (Table 1). The
-formula of arrivals is the one that agrees with the paper's description of all four data sets.
+formula of arrivals is the one that agrees with the paper's description of its data sets.
 
 In real time a round is a window of wall-clock time, and rows arrive at their times. The next window is the test. Gama,
 Sebastião, Rodrigues: *On evaluating stream learning algorithms*, Machine Learning 90, 2013.
@@ -75,7 +75,7 @@ class Stream(Holding):
     Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
     the intervals whose arrival time is 0 or earlier, and never holds a row for longer than `retention`. Training,
     validation and test rows arrive and expire together: a client is tested on its current window. The last interval
-    arrives at gap J - retention. A run of that many rounds ends before it, as in three of the paper's four data sets.
+    arrives at gap J - retention. A run of that many rounds, as of the paper's data sets, ends before rows run out.
     At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`. With a gap as long as the run and a
     retention of J gaps all rows are there at all times, as a control experiment.
 
