@@ -130,7 +130,7 @@ def try_recommend(seeds: int, folder: Path) -> tuple[Table, Table]:
     spent = f"{100 * fmean(shares):.0f} % in the mean, at most {100 * max(shares):.0f} %"
     right = f"{near} of {len(lines)}", verdict(near >= RIGHT * len(lines))
     claims = [
-        ["Names the best method, or one within a point, in nine of ten cases", *right],
+        ["Names the best method, or one within a point, in nine of ten of these cases", *right],
         [f"With {100 * BUDGET:g} % of the full cost", spent, verdict(max(shares) < 1.05 * BUDGET)],
     ]
     worlds = dict.fromkeys(line["world"] for line in lines)

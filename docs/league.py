@@ -17,6 +17,7 @@ from scipy.stats import rankdata
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Method, points, read
 from fedtide.config.sweep import Point
+from fedtide.evaluate.metrics import Measure
 
 ROOT = Path(__file__).parents[1]
 LEAGUES = ("league-drift", "league-personal")
@@ -25,8 +26,8 @@ BOUNDS = ("Oracle",)
 """Rows that know the truth: they bound the others, and have no rank."""
 SUDDEN = "sudden"
 """The world with one drift."""
-FAILED, FEWEST = -1.0, 2
-"""Score of a play whose training diverged, in ranks alone; fewest seeds for an error."""
+FAILED = -1.0
+"""Score of a play whose training diverged, in ranks alone."""
 PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 """Of cells, which would else break into two lines."""
 INK = "0.25"
@@ -69,13 +70,16 @@ class League:
         mean = rankdata(-self.scores, axis=1).mean(axis=0)
         return dict(zip(self.ranked, mean.tolist(), strict=True))
 
-    def difference(self, name: str, other: str, world: dict[str, Any]) -> tuple[float, float]:
-        """Mean difference of two methods over the seeds of a world, in points, and its standard error."""
+    def difference(self, name: str, other: str, world: dict[str, Any]) -> Measure:
+        """The difference of two methods over the seeds of a world, in points."""
         of_other = world["values"][other]
-        gaps = [100 * (value - of_other[seed]) for seed, value in world["values"][name].items() if seed in of_other]
-        if len(gaps) < FEWEST:
-            return math.nan, math.nan
-        return fmean(gaps), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+        both = [seed for seed in world["values"][name] if seed in of_other]
+        return Measure.of([100 * (world["values"][name][seed] - of_other[seed]) for seed in both])
+
+    def is_above(self, name: str, other: str, world: dict[str, Any]) -> bool:
+        """Whether a method is above another one in a world: the 95 % interval of their difference is above 0."""
+        gap = self.difference(name, other, world)
+        return gap.mean is not None and gap.margin is not None and gap.mean > gap.margin
 
 
 def read_leagues() -> list[League]:
@@ -113,7 +117,7 @@ def winners(results: League) -> str:
     lines = []
     for world in results.worlds:
         best, *others = order_of(results, world)
-        level = [name for name in others if level_with(results, best, name, world)]
+        level = [name for name in others if not results.is_above(best, name, world)]
         text = f"- **{short(world)}**: {best} ({score(world, best)})"
         text += f". Not to be told from it: {', '.join(level)}." if level else ", before all others."
         lines.append(text)
@@ -125,12 +129,6 @@ def order_of(results: League, world: dict[str, Any]) -> list[str]:
     seeds = max(map(len, world["values"].values()))
     finished = [name for name in results.ranked if len(world["values"][name]) == seeds]
     return sorted(finished, key=lambda name: -world["accuracy"][name])
-
-
-def level_with(results: League, best: str, name: str, world: dict[str, Any]) -> bool:
-    """Whether a method is less than two standard errors behind the best one."""
-    gap, error = results.difference(best, name, world)
-    return gap <= 2 * error
 
 
 def accuracy(results: League) -> str:
@@ -162,9 +160,9 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
         other = ONE_MODEL[min(max(math.ceil(work[name] - 0.25), 1), len(ONE_MODEL)) - 1]
         cells = []
         for world in results.worlds:
-            gap, error = results.difference(name, other, world)
-            text = "-" if math.isnan(gap) else f"{gap:+z.1f}{PLUS_MINUS}{error:.1f}"
-            cells.append(f"**{text}**" if gap > 2 * error else text)
+            gap = results.difference(name, other, world)
+            text = "-" if gap.mean is None or gap.error is None else f"{gap.mean:+z.1f}{PLUS_MINUS}{gap.error:.1f}"
+            cells.append(f"**{text}**" if results.is_above(name, other, world) else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)
 

@@ -104,7 +104,7 @@ def verdict_of(row: list[str], claims: dict[str, Claim], seeds: int) -> str:
     needed = seeds_that_tell(claims[row[0]], row[1], seeds)
     if needed is None:
         return verdict
-    return f"{verdict} ({needed if needed <= MOST else f'more than {MOST}'} seeds would tell)"
+    return f"{verdict} ({f'about {needed}' if needed <= MOST else f'more than {MOST}'} seeds would tell)"
 
 
 def claims_of(recipe: dict[str, Any], result: dict[str, Any]) -> dict[str, Claim]:

@@ -1,7 +1,5 @@
 """The page of the league: its numbers by hand, on two worlds of two seeds."""
 
-import math
-
 import pytest
 
 PM = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
@@ -33,8 +31,10 @@ def test_a_mean_rank_is_over_worlds_and_seeds_and_who_diverges_is_last(results):
 
 def test_a_difference_is_paired_by_seeds(results):
     """A less B: 10 and -5 points, mean 2.5, deviation 15 / sqrt 2, error 7.5; one common seed has no error."""
-    assert results.difference("A", "B", results.worlds[0]) == pytest.approx((2.5, 7.5))
-    assert all(map(math.isnan, results.difference("A", "B", results.worlds[1])))
+    gap = results.difference("A", "B", results.worlds[0])
+    assert (gap.mean, gap.error) == pytest.approx((2.5, 7.5))
+    assert not results.is_above("A", "B", results.worlds[0])
+    assert results.difference("A", "B", results.worlds[1]).error is None
 
 
 def test_a_cell_says_how_many_seeds_diverged(page, results):

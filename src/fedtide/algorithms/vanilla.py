@@ -7,8 +7,8 @@ When to use it: as the baseline of multi-branch methods.
 
 Choices:
     - released code: the mean is taken over logits, not over probabilities.
-    - ours: with `choose_per` the more certain branch answers, as for Min Loss. Figure 4 has a baseline that is worse with
-      batches, and does not name it. It may be this one.
+    - ours: with `choose_per` the more certain branch answers, as for Min Loss. Figure 4 has a baseline that is worse
+      with batches, and does not name it. It may be this one.
     - ours: the server's lr = 0.01 and eps = 1e-4.
 """
 

@@ -427,10 +427,10 @@ class ExperimentRecord:
 
     @cached_property
     def targets(self) -> dict[int, float]:
-        """Final accuracy of the baseline at each seed, the target of all methods; empty without a baseline."""
+        """Final accuracy of the baseline at each seed that has one, the target of all methods."""
         base = next((m for m in self.methods if m.name == self.experiment.baseline), None)
-        curves = {} if base is None else {run.seed: run.course(self.view)[1] for run in base.runs}
-        return {seed: float(course[-1]) for seed, course in curves.items() if len(course)}
+        runs = [] if base is None else [run for run in base.runs if run.ends_judged(self.view)]
+        return {run.seed: float(run.course(self.view)[1][-1]) for run in runs}
 
     @property
     def names(self) -> list[str]:

@@ -28,6 +28,8 @@ Choices:
     - ours: the limit is `LIMIT + log(streams) / (2 SLACK)`, so that false alarms of all streams together stay as rare.
     - ours: a share is as uncertain as if two rows of the window were expected in it, because rare ones are not normal.
       So is an accuracy of nearly 1.
+    - ours: fourth powers are not counted, so the variance of a square has a bound in its place, m (1 - m). It is about
+      four times too large for a normal column: a change of spread alone has half of the score that it should have.
 """
 
 import math

@@ -85,6 +85,14 @@ def test_the_target_is_the_end_of_the_baseline_of_the_same_seed(tmp_path, averag
     assert values(summary, "Late", "reached_accuracy") == [0.0, 1.0, 0.0]
 
 
+def test_a_baseline_that_predicts_nothing_at_its_end_is_no_target(tmp_path):
+    """In the last seed its last evaluation has no accuracy."""
+    ends = [*CURVES["Base"][:2], [0.1, 0.2, 0.3, 0.3, None]]
+    played = record(tmp_path, curves={**CURVES, "Base": ends})
+    assert summarize(played).method("Ours").measures["time_to_accuracy"].mean is None
+    assert times(played)[1]["Ours"] == "-"
+
+
 def test_a_seed_that_never_arrives_counts_with_the_end_of_its_run(tmp_path):
     """(8, 10, 2): standard deviation sqrt(104/6) = 4.163, error 2.404."""
     assert times(record(tmp_path)) == ("rounds to the final accuracy of Base", {
