@@ -389,25 +389,20 @@ def local_forgetting(record: ExperimentRecord) -> figures.Drawn | None:
     gained; a dot marks a client's own rows.
     """
     probes = _probes(record)
-    rounds = sorted({number for lines in probes.values() for number in lines})
-    if len(rounds) > ROUNDS:  # the first and the last, and others evenly between them
-        rounds = [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
     maps = [forgotten(line)[0] for lines in probes.values() for line in lines.values()]
     largest = max((np.nanmax(np.abs(m)) for m in maps if np.isfinite(m).any()), default=0.0) or 1.0
     title, unit = "local client forgetting", "accuracy lost by local training, points"
-    return _draw_maps(probes, rounds, Map(title, unit, figures.CHANGE, "mean", forgotten), Normalize(-largest, largest))
+    return _draw_maps(probes, Map(title, unit, figures.CHANGE, "mean", forgotten), Normalize(-largest, largest))
 
 
 @plan_picture("local_models", "After local training", "[forgetting]", single=True)
 def after_local_training(record: ExperimentRecord) -> figures.Drawn | None:
-    """Draw the accuracy of each participant's own model on the rows of all clients, in the last probed round.
+    """Draw the accuracy of each participant's own model on the rows of all clients, in each probed round.
 
     {Score} of each participant's own model on the rows of every client, in the first seed; below, the received model.
     """
-    probes = _probes(record)
-    last = sorted({number for lines in probes.values() for number in lines})[-1:]
     title, unit = "accuracy after local training", "accuracy after local training, %"
-    return _draw_maps(probes, last, Map(title, unit, figures.LEVEL, "received", levels), Normalize(0, 100))
+    return _draw_maps(_probes(record), Map(title, unit, figures.LEVEL, "received", levels), Normalize(0, 100))
 
 
 def _probes(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
@@ -436,12 +431,13 @@ def levels(line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return local, means, _percent(line, "accuracy", "received")
 
 
-def _draw_maps(
-    probes: dict[str, dict[int, Line]], rounds: list[int], kind: Map, scale: Normalize
-) -> figures.Drawn | None:
-    """Draw a map for each method and round, in one color scale; None without a round."""
+def _draw_maps(probes: dict[str, dict[int, Line]], kind: Map, scale: Normalize) -> figures.Drawn | None:
+    """Draw a map for each method and some of the rounds, in one color scale; None without a round."""
+    rounds = sorted({number for lines in probes.values() for number in lines})
     if not rounds:
         return None
+    if len(rounds) > ROUNDS:  # the first and the last, and others evenly between them
+        rounds = [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
     tallest = max(len(line["models"]) for lines in probes.values() for line in lines.values())
     height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
     figure, stacks = figures.stacked(len(probes), widest=WIDE, heights=[height] * len(rounds))
