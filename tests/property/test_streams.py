@@ -373,7 +373,7 @@ def test_rows_are_drawn_by_the_labels_of_the_group(seed, r, own):
     plan, moment = population.plan, Moment(r, 100)
     assert isinstance(plan, ClusterDriftPlan)
     for client in population.clients.tolist():
-        labels, shares = plan.distribution(client, moment)
+        labels, shares = plan.shares(client, plan.state(plan.view.time(moment)))
         assert math.isclose(shares.sum(), 1)
         for part, size in (("train", 25), ("val", 10), ("test", 9)):
             rows = population.held(client, moment, part)
@@ -465,7 +465,7 @@ def test_concentration_sets_how_far_clients_of_a_group_are_apart():
     def apart(concentration):
         population = drifting(concentration=concentration, migrate_fraction=0.0, resample_fraction=0.0)
         plan, group = population.plan, population.group_at(Moment(0, 20))
-        shares = torch.tensor(np.array([plan.distribution(c, Moment(0, 20))[1] for c in range(40)]))
+        shares = torch.tensor(np.array([plan.shares(c, plan.state(0.0))[1] for c in range(40)]))
         return np.mean([float(torch.cdist(s, s, 1).mean()) for k in range(4) for s in [shares[group == k]]])
 
     assert apart(0.1) > apart(3.0) > apart(300.0)

@@ -96,7 +96,7 @@ class ColumnNames:
     without: str | None = None
 
 
-ColumnNames.__doc__ = api.inspect.__doc__  # its arguments have these names
+ColumnNames.__doc__ = str(api.inspect.__doc__).partition(">>>")[0]  # its arguments have these names
 
 
 @Parameter(name="*")
