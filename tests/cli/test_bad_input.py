@@ -490,3 +490,15 @@ def test_an_error_of_a_work_is_one_clear_line_and_the_run_can_be_looked_at(capsy
     assert done("run", "study.toml", "--out", "x") == 2
     assert capsys.readouterr().err == "fedtide: the well is dry\n"
     assert (here / "x" / "config.toml").is_file()
+
+
+def test_an_interrupt_while_a_class_is_made_is_one(capsys, here, monkeypatch):
+    """Before Python 3.12 another error is raised from it."""
+    written(here / "study.toml", A, rounds=2)
+
+    def interrupted(*given, **named):
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("pathlib.Path.mkdir", interrupted)
+    assert done("run", "study.toml", "--out", "x", "--workers", 1) == 130
+    assert capsys.readouterr().err == "fedtide: interrupted\n"

@@ -162,6 +162,16 @@ def test_a_pipe_that_the_configuration_names_is_not_waited_for(run, capsys, comm
     assert "pipe: is a pipe or a device" in said(capsys, *command, run)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_in_a_folder_that_the_configuration_names_is_not_waited_for(run, capsys, command):
+    saved = run.parent / "other" / "checkpoints" / "00000001"
+    saved.mkdir(parents=True)
+    os.mkfifo(saved / "state.safetensors")
+    config, named = run / "config.toml", f'algorithm = "fedavg"\ninit_from = "{run.parent / "other"}"'
+    config.write_text(config.read_text().replace('algorithm = "fedavg"', named))
+    assert "state.safetensors: is a pipe or a device" in said(capsys, *command, run)
+
+
 def test_what_a_person_puts_among_checkpoints_stays(run):
     folder = run / "a" / "0" / "checkpoints"
     for name in ("writing-my-thesis", "00000001"):

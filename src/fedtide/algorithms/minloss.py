@@ -1,8 +1,8 @@
 """Min Loss: every client trains the branch with the lowest loss (IFCA's choice with a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Ghosh et al.: *An Efficient Framework for
-Clustered Federated Learning*, NeurIPS 2020. With default options it is the baseline as the paper
-describes it, but for values that it does not print.
+Clustered Federated Learning*, NeurIPS 2020. With default options it is the baseline as the paper describes it, but for
+values that it does not print.
 
 When to use it: populations take turns, their rhythm is unknown, and labels tell them apart.
 

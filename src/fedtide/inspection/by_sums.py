@@ -797,7 +797,8 @@ class Reading:
             meaning = self._left_share * compared.beyond_features
             ahead = self._judged_ahead()
         mixes = shares.normalize(tables["block_labels"][0, 0]), shares.normalize(tables["block_looks"][0])
-        return Drift.of(self._block, labels, looks, mixes, self._changes("block", alike, meaning), ahead)
+        kinds = list(zip((labels, looks), mixes, strict=True))
+        return Drift.of(self._block, kinds, self._changes("block", alike, meaning), ahead)
 
     @property
     def _left_share(self) -> float:

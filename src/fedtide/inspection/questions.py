@@ -522,9 +522,7 @@ class Drift:
     def of(
         cls,
         block: np.ndarray,
-        labels: Against,
-        looks: Against | None,
-        mixes: tuple[np.ndarray, np.ndarray | None],
+        kinds: Sequence[tuple[Against, np.ndarray]],
         changes: Changes,
         ahead: tuple[Ahead | None, Mapping[str, Against]],
     ) -> "Drift":
@@ -532,20 +530,16 @@ class Drift:
 
         Args:
             block: (rows,) number of the block.
-            labels: distance of labels.
-            looks: distance of features.
-            mixes: (blocks, kinds) shares of labels, and of features.
+            kinds: distance and shares (blocks, kinds) of labels, and of features if there are some.
             changes: over the blocks.
             ahead: test then train, and its gains.
         """
-        far, means = labels.distance, mixes[0]
-        if looks is not None and mixes[1] is not None and looks.distance > far:
-            far, means = looks.distance, mixes[1]
-        if changes.alike is not None and changes.meaning >= GAIN[0] and far < DISTANCE[0]:
+        largest, means = max(kinds, key=lambda kind: kind[0].distance)
+        if changes.alike is not None and changes.meaning >= GAIN[0] and largest.distance < DISTANCE[0]:
             means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
         course, (at, share) = shares.course(means), shares.steps(means)
         several = at if len(at) > 1 and share > course[0] + shares.APART else ()
-        return cls(block, int(block.max()) + 1, labels, changes, course, several, *ahead)
+        return cls(block, int(block.max()) + 1, kinds[0][0], changes, course, several, *ahead)
 
 
 def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
@@ -601,15 +595,14 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
     labels = against(lambda block: mean_distance(block, rows.label, size), block, shuffles)
     changes = changes_of(rows, block, blocks, clients, rng, shuffles, cyclic=False)
     ahead: tuple[Ahead | None, Mapping[str, Against]] = None, {}
-    looks = mix = None
+    kinds = [(labels, shares.normalize(count_by(block, rows.label, size)))]
     if rows.cell is not None and rows.z is not None:
         cell, cells_size = rows.cell, (blocks, CELLS)
         within = draw_shuffles(shares.within(block, rows.label), rng.at("looks"))
         looks = against(lambda block: mean_distance(block, cell, cells_size), block, within)
-        mix = shares.normalize(count_by(block, cell, cells_size))
+        kinds.append((looks, shares.normalize(count_by(block, cell, cells_size))))
         ahead = _ahead_of(rows, rows.z, block, blocks, rng)
-    mixes = shares.normalize(count_by(block, rows.label, size)), mix
-    return Drift.of(block, labels, looks, mixes, changes, ahead)
+    return Drift.of(block, kinds, changes, ahead)
 
 
 def _ahead_of(

@@ -12,6 +12,7 @@ from fedtide.core import checkpoint
 from fedtide.core.atomic import sha256
 from fedtide.core.checkpoint import file_of
 from fedtide.core.errors import FedtideError
+from fedtide.core.files import check_file
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fields.shapes import fields_of
@@ -128,7 +129,10 @@ def _files_at(place: Path) -> list[Path]:
     if files := adapter_files(place):
         return files
     where = locate_model(str(place), None) if has_model(place) else file_of(place)
-    return model_files(where) if where.is_dir() else [where]
+    if where.is_dir():
+        return model_files(where)
+    check_file(where)
+    return [where]
 
 
 def packages_of(part: Any) -> Iterator[str]:

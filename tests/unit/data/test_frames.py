@@ -66,6 +66,13 @@ def test_times_are_those_that_python_reads():
             seconds_of(["2026-03-01", text], "row {}".format)
 
 
+@pytest.mark.parametrize("hour", ["24", "-0.5"])
+def test_an_hour_that_no_day_has_is_named(tmp_path, hour):
+    (tmp_path / "a.csv").write_text(f"year,month,day,hour,x,label\n2026,3,1,5,0,0\n2026,3,1,{hour},1,1\n")
+    source = CSV(str(tmp_path / "a.csv"), time=["year", "month", "day", "hour"])
+    assert f"a.csv: row 3: year, month, day, hour: time: found '2026 3 1 {hour}', allowed: year" in outcome(source)
+
+
 # -- categories and gaps ----------------------------------------------------------------------------------------------
 
 
