@@ -33,7 +33,7 @@ Choices:
     - released code: eta = .02 is of its command for Stack Overflow. Its default is .2. The paper prints none.
     - paper: `rescale` applies alpha at inference too (Eq. 11).
     - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, relative to the first.
-    - ours: lam = .25 and eps = .5. Released commands have (.5, .1), (.1, .5) and (.25, 0), of which the recipes are.
+    - ours: lam = .25 and eps = .5. Released commands have (.5, .1), (.1, .5) and (.25, 0), as the recipes do.
     - ours: with lam = 0 an untrained branch is not stepped.
     - released code: the server's Adam is that of Keras. lr = 0.01 and eps = 1e-4 are ours.
     - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center

@@ -35,6 +35,8 @@ AT_THE_TOP = {
     "fraction_fit": "'cohort' in [[method]] or [defaults]",
     "clients_per_round": "'cohort.clients_per_round' in [[method]] or [defaults]",
     "num_workers": "'fleet.workers'",
+    "local": "'local' in [[method]] or [defaults]",
+    "cohort": "'cohort' in [[method]] or [defaults]",
 }
 
 IN_A_METHOD = {

@@ -75,7 +75,7 @@ class Stream(Holding):
     Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
     the intervals whose arrival time is 0 or earlier, and never holds a row for longer than `retention`. Training,
     validation and test rows arrive and expire together: a client is tested on its current window. The last interval
-    arrives at gap J - retention. A run of that many rounds, as of the paper's data sets, ends before rows run out.
+    arrives at gap J - retention. The runs of the paper have that many rounds, and end before rows run out.
     At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`. With a gap as long as the run and a
     retention of J gaps all rows are there at all times, as a control experiment.
 
