@@ -98,6 +98,15 @@ def test_features_that_are_no_vectors(capsys, here):
     assert said in run(capsys, here)
 
 
+def test_branches_below_layers_that_normalize_over_the_batch(capsys, here):
+    """Rows of all branches are one batch there, so a branch that is not trained would change the one that is."""
+    method = {**A, "algorithm": "fedtem", "branch_layer": "stage1"}
+    characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "samples": 10}}
+    written(here / "study.toml", method, data=characters, model="resnet8")
+    said = "branch_layer: found 'stage1', but 'stage2.* comes later, .*; allowed: 'head', "
+    assert re.search(said, run(capsys, here, "--set", "model.norm=batch"))
+
+
 def test_a_stream_that_leaves_a_client_empty(capsys, here):
     """A client with one label holds nothing in the other two of three intervals."""
     data = {

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tomli_w
@@ -159,5 +160,18 @@ def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here,
     assert done("recommend", data, "--budget", "10m") == 130
     (left,) = Path("runs").iterdir()
     monkeypatch.setattr(tournament, "execute", over)
+    notes = left / "notes.txt"
+    notes.write_text("mine")
     assert done("resume", left) == 2
-    assert not left.exists()
+    assert [*left.iterdir()] == [notes]
+
+
+@pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 2), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize("step", ["check_judged", "fill_folder"])
+def test_a_folder_about_data_is_whole_or_not_there(here, capsys, monkeypatch, step, error, status):
+    baskets()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(tournament, step, Mock(side_effect=error))
+    assert done("recommend", "baskets.csv", "--out", "found") == status
+    assert not [path for path in here.iterdir() if path.is_dir() and path.name.startswith("found")]
+    assert "making-" not in capsys.readouterr().err

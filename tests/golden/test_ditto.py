@@ -13,6 +13,7 @@ Round 1, pulled towards w = 5/2. Client 0: 3/8 - 1/2 (3/8 + 1/2 (3/8 - 20/8)) = 
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -154,3 +155,15 @@ def test_a_client_whose_own_model_breaks_keeps_the_last_one_and_is_counted():
     expected, _ = next(quadratics.played(plain, fleet_of(plain), OneModel(at(1.0), None), 1))
     assert value(state) == value(expected)
     assert fleet.engine.memory.read(0, (99, 0)) is None
+
+
+def test_the_pull_of_fedprox_is_on_the_sent_model_alone():
+    """Where lambda is 0, the model of a client's own is that of the client alone, whatever `local.proximal` is."""
+    models = []
+    for local in (TWO, replace(TWO, proximal=2.0)):
+        algorithm = ditto(TASK, local, lam=0.0, cohort=Everyone())
+        fleet = fleet_of(algorithm)
+        rounds = quadratics.played(algorithm, fleet, OneModel(at(1.0), None), 2)
+        next(rounds), next(rounds)
+        models.append([float(kept(fleet, k).params["weight"]) for k in (0, 1)])
+    assert models[0] == models[1]

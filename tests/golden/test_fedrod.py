@@ -68,6 +68,7 @@ def test_the_second_head_is_of_all_layers_of_the_module_head():
     next(quadratics.played(algorithm, fleet, algorithm.init(fleet, Rng(0)), 1))
     own = fleet.engine.memory.read(0, LATE)["own"].params
     assert sorted(own) == ["own.0.bias", "own.0.weight", "own.2.bias", "own.2.weight"]
+    assert own["own.2.weight"].any()  # it learns of its features, and not one vector of biases alone
 
 
 def test_a_client_is_judged_by_both_heads_and_a_newcomer_by_the_generic_one():

@@ -285,7 +285,11 @@ def test_what_a_client_forgets_is_measured_with_its_own_layers():
     assert judged > 0.85
 
 
-def test_no_sum_is_robust_of_which_clients_take_their_part():
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("fedcurv", "clients take their own part"), ("scaffold", "its control variate"), ("feddyn", "the server's mean")],
+)
+def test_no_sum_is_robust_of_which_clients_keep_their_part(name, why):
     for transform in (ft.transforms.Robust(Median(), 1), ft.transforms.Trusted()):
-        with pytest.raises(FedtideError, match="is not allowed with 'fedcurv', because clients take their own part"):
-            ft.transforms.apply(ft.algorithms.fedcurv(TWO), transform)
+        with pytest.raises(FedtideError, match=f"is not allowed with '{name}', because {why}"):
+            ft.transforms.apply(getattr(ft.algorithms, name)(TWO), transform)

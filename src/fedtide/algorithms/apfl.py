@@ -26,10 +26,11 @@ Choices:
     - ours: all three steps of a batch use gradients at the models before the batch. `alpha_i` moves with each batch;
       the code of the authors moves it with the first batch of a round.
     - paper: `adaptive = false` leaves `alpha_i` at `alpha`: at 0 it is FedAvg, and at 1 each client trains alone.
-    - PFLlib: `variant = "pfllib"`. Both models step along gradients of their own. The gradient of
-      `alpha_i` is `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after
-      their steps. The mix replaces `v_i` at the end of a round, and a client is evaluated with it. PFLlib begins with
-      `alpha = 1`.
+    - PFLlib: `variant = "pfllib"`. Both models step along gradients of their own. The gradient of `alpha_i` is
+      `<v_i - w_i, alpha_i grad f_i(v_i) + (1 - alpha_i) grad f_i(w_i)> + 0.02 alpha_i`, with models after their steps,
+      as in the code of the authors. The mix replaces `v_i` at the end of a round, and a client is evaluated with it.
+      PFLlib begins with `alpha = 1`.
+    - paper: weights are mixed. The code of the authors mixes outputs, in training and in evaluation.
     - ours: FedProx's pull (`local.proximal`) is on `w_i` alone. The mix has mixed running statistics, too.
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
 """

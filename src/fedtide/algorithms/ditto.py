@@ -24,11 +24,13 @@ Choices:
       of its own. The released code uses the same batches for both models.
     - released code: `lam = 1`. The paper also tries 0.1 and 2, and lets clients choose by validation samples.
     - paper: the pull is towards the received global model, not towards the model after training.
+    - ours: FedProx's pull (`local.proximal`) is on `w_k` alone, if `personal` has none.
     - ours: the pull is on trainable parameters only. Running statistics are those of the client's own training.
     - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
     - ours: a personal model that is no longer finite is not kept, and the update is sent all the same.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -61,7 +63,7 @@ def ditto(
         personal: local training of the client's own model; None is that of the global model.
         lam: strength of the pull of the client's own model towards the global one.
     """
-    solver = personal or local
+    solver = personal or replace(local, proximal=0.0)
 
     @Stepwise
     def train(w: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:

@@ -26,6 +26,7 @@ Choices:
     - paper: `eta = 1` and `share = 0.8`. The share is drawn at random; the released code takes consecutive samples.
     - ours: `layers` counts layers, 1 by default; the released code counts tensors, 2 by default: weight and bias.
     - ours: running statistics are those of `w`, and learning `W` does not move them.
+    - ours: FedProx's pull (`local.proximal`) is to `v^`, from which a client trains.
     - ours: the clock of devices counts one pass over the share in each round, also where `W` takes more or none.
     - paper: clients are weighted by their samples.
 """

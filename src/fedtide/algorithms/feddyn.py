@@ -19,7 +19,8 @@ When to use it: clients differ, do much local work, and participate often. The s
 the first round, with everybody, it is twice the mean update. It sends as much as FedAvg.
 
 Choices:
-    - paper: the mean is uniform. The released code divides alpha by a client's share of the samples.
+    - paper: the mean is uniform. The released code divides alpha by a client's
+      number of samples, relative to the mean number.
     - paper: the step is `h / alpha` also for a small alpha, so FedDyn does not become FedAvg.
     - ours: only trainable parameters have `g_i` and `h`; running statistics are averaged.
     - ours: a client that joins has the gradient zero, and `h` is the mean over all clients from then on.
@@ -92,6 +93,7 @@ def feddyn(
     algorithm = Algorithm("feddyn", init, {"train": train}, round, shared_weights, task.predict)
     unprivate = "clients keep a sum of their updates, and the server's sum would be of clipped ones"
     refuses = {"at-home": "clients keep gradients of all layers"}
+    refuses |= dict.fromkeys(("robust", "trusted"), "the server's mean is that of all gradients that clients keep")
     return with_cohort(algorithm, cohort, task, local, keeps=1, unprivate=unprivate, refuses=refuses)
 
 

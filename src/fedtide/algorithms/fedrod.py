@@ -16,11 +16,14 @@ When to use it: clients hold few of the classes. One model for all and one for e
 
 Choices:
     - paper: both steps are taken on the same batches with the same optimizer. The recorded loss is the sum of both.
-    - ours: P begins at zero; in PFLlib it begins with a copy of G. A client that never trained is evaluated with G.
+    - ours: P begins as G, but its last layer at zero; in PFLlib all of it is a copy of G. A client that never trained
+      is evaluated with G.
     - paper: G alone is evaluated beside the personalized predictions, as "generic head".
     - paper: P has the form of the last layer of the network.
     - ours: the loss of P is that of the method, cross-entropy by default.
-    - paper: a class that a client does not hold gets no gradient in G. A client of one class changes only its P.
+    - paper: a class that a client does not hold gets no gradient in G. A client of one class changes only its P, and
+      what moves without a gradient: running statistics, and all weights under weight decay (ours).
+    - ours: `max_grad_norm` limits the gradients of G and P together. FedProx's pull on P is to where P began the round.
     - paper: clients are weighted by their samples.
 """
 
@@ -36,7 +39,7 @@ from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
 from fedtide.core.base import Algorithm, Answer, Moment, Prediction, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
-from fedtide.core.weights import add, renamed, zeros_like
+from fedtide.core.weights import add, layers_of, renamed
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.learn.layers import last_layer, pick_layers, put_layers
 from fedtide.learn.local import refuse_terms
@@ -46,6 +49,9 @@ from fedtide.models.branched import in_layer
 from fedtide.models.two_headed import TwoHeaded
 from fedtide.personal import OWN_MODELS
 from fedtide.personal.own_models import by_own_weights
+
+OWN = "own."
+"""Beginning of the names of P's parameters."""
 
 
 class TwoHeads:
@@ -61,11 +67,20 @@ class TwoHeads:
         self.task = replace(task, loss=TwoLosses(plain.loss))
         self._names = {name: place(name, layer) for name in (*plain.scratch.names, *plain.scratch.weights.buffers)}
         self._plain_names = {new: old for old, new in self._names.items()}
-        self._zero = zeros_like(pick_layers(task.scratch.weights, is_own))
+        head = pick_layers(task.scratch.weights, is_own)
+        within = f"model.{layer}.layer." if layer else "model.layer."
+        self._first = {f"{within}{name.removeprefix(OWN)}": name for name in (*head.params, *head.buffers)}
+        self._last = list(layers_of(head).values())[-1]
 
     def join(self, weights: Weights, own: Weights | None) -> Weights:
-        """Return the weights of the model with G and P; None is a P of zeros."""
-        return put_layers(renamed(weights, self._names), self._zero if own is None else own)
+        """Return the weights of the model with G and P; None is a P that gives zeros."""
+        joined = renamed(weights, self._names)
+        return put_layers(joined, self._begin(joined) if own is None else own)
+
+    def _begin(self, joined: Weights) -> Weights:
+        copied = renamed(joined, self._first)
+        zeros = {name: torch.zeros_like(copied.params[name]) for name in self._last}
+        return replace(copied, params=copied.params | zeros)
 
     def split(self, weights: Weights) -> tuple[Weights, Weights]:
         """Return the part of weights, or of an update, without P, and that of P."""
@@ -79,7 +94,7 @@ class TwoHeads:
 
 def is_own(name: str) -> bool:
     """Tell whether a parameter is one of P."""
-    return name.startswith("own.")
+    return name.startswith(OWN)
 
 
 def place(name: str, layer: str) -> str:

@@ -138,7 +138,9 @@ def scaffold(
     algorithm = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict)
     forward = {"train": 3 if variant == "I" else 0}  # a pass forward and back costs three forward passes
     norms = {"control": math.inf if max_control_norm is None else max_control_norm}
-    return with_cohort(algorithm, cohort, task, local, forward=forward, sends=(Sent,), keeps=1, kept_as_sent=norms)
+    traits: Any = {"sends": (Sent,), "keeps": 1, "kept_as_sent": norms}
+    traits["refuses"] = dict.fromkeys(("robust", "trusted"), "its control variate is the mean of all that clients keep")
+    return with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
 
 
 ENTRY = Entry(

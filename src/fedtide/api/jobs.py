@@ -1,7 +1,6 @@
 """Jobs and their results: a run folder, a tune folder, the folder of a tournament; and models of a run or a node."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -641,7 +640,7 @@ class TournamentJob(Job):
         """Play the rungs that are left.
 
         Raises:
-            TooShort: the budget was over before two methods could be compared; the folder is removed.
+            TooShort: the budget was over before two methods could be compared; what was written is removed.
         """
         for line in tournament.read_tournament(self.root).said:
             say(line, screen)
@@ -649,7 +648,7 @@ class TournamentJob(Job):
         try:
             return tournament.execute(self.root, workers=workers, display=TerminalBars(screen))
         except tournament.TooShort:
-            shutil.rmtree(self.root, ignore_errors=True)
+            tournament.remove(self.root)
             raise
 
     def result(self) -> Recommendation:

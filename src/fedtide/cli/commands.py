@@ -268,7 +268,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
     from fedtide.core.atomic import check_free, write_text
 
     check_free(study)
-    write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"))
+    write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"), new=True)
     say(f"study: {study}")
     say(f"next: fedtide run {in_shell(study)}")
     return 0

@@ -57,20 +57,35 @@ def check_new(root: Path, hint: str = "") -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name a file or folder in system errors that name none, such as that of a full disk."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name a file or folder in system errors that name none, such as that of a full disk.
+
+    Args:
+        path: the file or folder.
+        temporary: the name under which it is made; errors of it, or of what is in it, name `path`.
+    """
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        name = str(error.filename or path)
+        if temporary is not None and name.startswith(str(temporary)):
+            within = name.removeprefix(str(temporary))
+            name = f"{path}{within}" if within.startswith(os.sep) else str(path)
+        error.filename = name
         raise
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     """A temporary name to write to, which takes the place of `path` at the end, or disappears after an error.
 
     The name cannot be known before: a link that waits there would be followed.
+
+    Args:
+        new: whether nothing is replaced, also not what another program has written meanwhile.
+
+    Raises:
+        FedtideError: something is at `path` by the end, and it is to be new.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "x.txt"
@@ -83,17 +98,47 @@ def replacing(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(21, "is a folder", str(path))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.writing")
     try:
-        with naming(path):
+        with naming(path, temporary):
             yield temporary
-        temporary.replace(path)
+            if new:
+                _name_new(temporary, path)
+            else:
+                temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
         _remove_unfinished(path)
 
 
+def _name_new(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)  # unlike a rename, a link replaces no file
+    except FileExistsError:
+        check_free(path)
+        raise
+    except OSError:  # a file system without links
+        check_free(path)
+        temporary.replace(path)
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a new file in one step, which is on the disk afterwards.
+
+    Args:
+        mode: who may read it, from its first byte on.
+
+    Raises:
+        FedtideError: something is there already; it is left as it is.
+    """
+    with replacing(path, new=True) as temporary, open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    flush(path.parent)
+
+
 def _remove_unfinished(path: Path) -> None:
     """Remove what processes that were killed long ago have left under temporary names of a file or folder."""
-    mine = re.compile(rf"{re.escape(path.name)}\.([0-9a-f]{{16}}\.writing|making-[0-9a-f]{{16}})")
+    mine = re.compile(rf"{re.escape(path.name)}\.([0-9a-f]{{16}}\.writing(\.\w+)?|making-[0-9a-f]{{16}})")
     with suppress(OSError):
         for entry in os.scandir(path.parent):
             if mine.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD:
@@ -113,7 +158,7 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """
     temporary = path.with_name(f"{path.name}.making-{secrets.token_hex(8)}")
     try:
-        with naming(path):
+        with naming(path, temporary):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir(mode)
             yield temporary
@@ -127,9 +172,13 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
         _remove_unfinished(path)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, all of it or nothing, also if the power fails; it is on the disk afterwards."""
-    with replacing(path) as temporary:
+def write_text(path: Path, text: str, *, new: bool = False) -> None:
+    """Write a text file, all of it or nothing, also if the power fails; it is on the disk afterwards.
+
+    Args:
+        new: whether nothing is replaced; see `replacing`.
+    """
+    with replacing(path, new=new) as temporary:
         temporary.write_text(text, encoding="utf-8")
         flush(temporary)
     flush(path.parent)

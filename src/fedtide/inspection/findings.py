@@ -322,16 +322,19 @@ class Findings(Answers):
         """
         folder = Path(folder)
         check_new(folder)
+        with making(folder) as temporary:
+            self.fill(temporary, folder)
+        return folder / PAGE
+
+    def fill(self, temporary: Path, folder: Path) -> None:
+        """Write the files into a folder that is being made, and that will be `folder`."""
         values = study(self, folder)
         text = None if values is None else text_of(self, values)
-        page = _page(self, text)
-        with making(folder) as temporary:
-            (temporary / PAGE).write_text(page, encoding="utf-8")
-            if text is not None:
-                (temporary / STUDY).write_text(text, encoding="utf-8")
-                if not self.table.source:
-                    _save_rows(self.table, temporary / ROWS)
-        return folder / PAGE
+        (temporary / PAGE).write_text(_page(self, text), encoding="utf-8")
+        if text is not None:
+            (temporary / STUDY).write_text(text, encoding="utf-8")
+            if not self.table.source:
+                _save_rows(self.table, temporary / ROWS)
 
     def _repr_html_(self) -> str:
         from fedtide.draw.html import render

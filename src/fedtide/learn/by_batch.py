@@ -32,7 +32,8 @@ STACK_BYTES = 8 * 2**20
 class ModelByBatch:
     """A model whose steps a method takes by itself, with the optimizer of local training.
 
-    A step along the model's own gradient gives the bits of `LocalTrainer`.
+    A step along the model's own gradient gives the bits of `LocalTrainer`. Running statistics of BatchNorm without
+    momentum (None) are those of the last batch.
 
     Args:
         task: the model.

@@ -21,7 +21,10 @@ from fedtide.models.branched import in_layer, refused_last_layer
 HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
 """The last layer or the module "head", all other layers, layers that normalize, and all layers."""
 
-NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d
+NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 
 IsIn = Callable[[str], bool]
 """Tells whether a parameter or a running statistic, by name, is in some layers."""

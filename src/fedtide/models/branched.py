@@ -23,6 +23,9 @@ Feature = Literal["shared", "branches"]
 WHOLE = "*"
 """Layer name that stands for the whole model, so that nothing is shared."""
 
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+"""Layers whose outputs for a row depend on the other rows of its batch."""
+
 COPY = re.compile(r"(?:^|\.)copies\.(\d+)\.")
 """Part of the name of a parameter that says in which branch it is."""
 
@@ -48,6 +51,9 @@ def branched(
     Returns:
         A module that returns logits (K, rows, classes) and features (rows, d).
 
+    Raises:
+        FedtideError: the model has no such layer, or a later one normalizes over the batch, which would be of all K.
+
     >>> from fedtide.models.networks import SmallCNN
     >>> net = branched(SmallCNN().build((1, 28, 28), 10), "head", 2)
     >>> logits, features = net(torch.zeros(5, 1, 28, 28))
@@ -69,11 +75,21 @@ def branched(
         whole = Branches(model, count, feature)
         whole.counted = getattr(model, "counted", None)  # type: ignore[assignment]
         return Branched(whole, whole)
+    _refuse_later_batch_norm(model, layer, key, count)
     parent, _, name = layer.rpartition(".")
     holder = model.get_submodule(parent)
     branches = Branches(holder.get_submodule(name), count, feature)
     setattr(holder, name, branches)
     return Branched(model, branches)
+
+
+def _refuse_later_batch_norm(model: nn.Module, layer: str, key: str, count: int) -> None:
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    within = [number for number, (name, _) in enumerate(modules) if in_layer(f"{name}.", layer)]
+    later = [name for name, module in modules[max(within) + 1 :] if isinstance(module, BATCH_NORMS)]
+    if count > 1 and later:
+        why = f"'{later[0]}' comes later, and its mean and variance would be those of all branches together"
+        raise refused(key, layer, "'head', '*', or a network without BatchNorm after it", why)
 
 
 def refused_last_layer(layer: str) -> FedtideError:

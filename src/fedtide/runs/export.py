@@ -86,11 +86,11 @@ def predict_file(
     if asked.embeddings:
         asked.check()
         x = token_rows(trained, path)
-        write_text(out, table_of(embed(trained, x, client, cluster), names_of_files(path)))
+        write_text(out, table_of(embed(trained, x, client, cluster), names_of_files(path)), new=True)
         return len(x), ()
     if predicts_tokens(trained):
         answer = Speaker(trained, client, cluster).say(checked_texts(path), asked)
-        write_text(out, table_of(answer.numbers, {**names_of_files(path), **answer.texts}))
+        write_text(out, table_of(answer.numbers, {**names_of_files(path), **answer.texts}), new=True)
         return len(next(iter(answer.texts.values()))), answer.lines
     asked.check_unasked("the run does not predict next tokens of texts")
     data, target = trained.run.experiment.data, trained.host.population.target
@@ -113,13 +113,17 @@ def predict_file(
         names = [one.name for one in series for _ in one.time]
         times = format_times(np.concatenate([one.time for one in series]))
         columns = {name: torch.cat([value[name] for value in values]) for name in values[0]}
-        write_text(out, table_of(columns, {"series": names, "time": times}))
+        write_text(out, table_of(columns, {"series": names, "time": times}), new=True)
         return len(names), ()
     x = seen_rows(trained, path)
     outputs = outputs_of(x)
     classes = target == CLASSES
     files = names_of_files(path)
-    write_text(out, table(outputs, names_of_classes(trained), files) if classes else table_of(target.columns(outputs)))
+    write_text(
+        out,
+        table(outputs, names_of_classes(trained), files) if classes else table_of(target.columns(outputs)),
+        new=True,
+    )
     return len(x), ()
 
 
@@ -350,7 +354,7 @@ def export(model: Model, out: Path, format: Format) -> str:
     if format == "safetensors":
         arrays = {name: value.contiguous().clone() for name, value in (weights.params | weights.buffers).items()}
         try:
-            with replacing(out) as file:
+            with replacing(out, new=True) as file:
                 save_file(arrays, file, metadata=about)
         except SafetensorError as error:
             raise FedtideError(f"{out}: cannot be written ({error})") from None
@@ -358,7 +362,7 @@ def export(model: Model, out: Path, format: Format) -> str:
     program = Predicting(module_of(model.task, parts), model.task.target).eval()
     with torch.no_grad():
         expected = program(rows)
-    with replacing(out) as file:
+    with replacing(out, new=True) as file:
         named = file.with_name(file.name + ENDINGS[format])  # exporters look at the ending
         try:
             with _quiet(), _without_cache():

@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -135,16 +136,31 @@ def make_folder(root: Path, files: Mapping[str, str], scale: str | None = None) 
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
-    free(root)
+    with new_folder(root) as temporary:
+        fill_folder(temporary, files, scale)
+
+
+def fill_folder(temporary: Path, files: Mapping[str, str], scale: str | None = None) -> None:
+    """Write these files and the environment into a folder that is being made."""
     code = code_of(files.values())
     about = environment() | ({"code": code} if code else {}) | ({"scale": scale} if scale else {})
-    texts = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
+    for name, text in {**files, "environment.json": json.dumps(about, indent=1) + "\n"}.items():
+        with naming(temporary / name):
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_folder(root: Path) -> Iterator[Path]:
+    """Make a new folder, all at once: what is written to the given one is there at the end, or nothing is.
+
+    Raises:
+        FedtideError: there is already something at `root`; it is left as it is.
+    """
+    free(root)
     try:
         with making(root) as temporary:
-            for name, text in texts.items():
-                with naming(root / name):
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                    (temporary / name).write_text(text, encoding="utf-8")
+            yield temporary
     except OSError:
         free(root)  # if another command was faster
         raise

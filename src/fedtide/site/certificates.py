@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config.settings import split_address
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import replacing, write_new
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.files import read_bytes
-from fedtide.site.machine import KIND, PUBLIC, SECRET, check_secret, read_private_key, write_new
+from fedtide.site.machine import KIND, PUBLIC, SECRET, check_secret, read_private_key
 from fedtide.wire.keys import library, spell_public
 
 AUTHORITY, SERVER = timedelta(days=3650), timedelta(days=397)

@@ -5,7 +5,6 @@ Nothing here imports torch, because a node's connected process has none.
 
 import json
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -24,29 +23,6 @@ from fedtide.wire.keys import is_node_key, library
 SECRET, PUBLIC = 0o600, 0o644
 KIND = "ecdsa-sha2-nistp384"
 """The kind of key that nodes have."""
-
-
-def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Write a new file in one step.
-
-    Raises:
-        FedtideError: the file exists; it is left as it is.
-    """
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.writing")
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        os.link(temporary, path)  # unlike a rename, a link replaces no file
-    except FileExistsError:
-        raise FedtideError(f"{path}: is there already, and is left as it is") from None
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_own(path: Path) -> None:

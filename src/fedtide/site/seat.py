@@ -597,7 +597,7 @@ def predict_at_node(
     if cut:
         print(f"fedtide: {path}: {cut} of {len(rows)} rows are cut to {about.shape[0]} tokens", file=sys.stderr)
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
-    write_text(out, table(judged.predict(x).told, names_of_classes(judged), names_of_files(path)))
+    write_text(out, table(judged.predict(x).told, names_of_classes(judged), names_of_files(path)), new=True)
     return f"{ticket.node}, client {number}", judged.moment.round, len(x)
 
 

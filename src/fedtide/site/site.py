@@ -28,7 +28,7 @@ from pydantic import Field
 from fedtide._version import version_of
 from fedtide.config import Experiment, Method, read, slug, to_toml
 from fedtide.config.settings import Deploy
-from fedtide.core.atomic import lock, write_text
+from fedtide.core.atomic import lock, write_new, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.files import read_toml
 from fedtide.fields.types import Flag, Strict, checked
@@ -36,7 +36,6 @@ from fedtide.runs.digest import digest_of
 from fedtide.runs.privacy import check_delta
 from fedtide.site import certificates
 from fedtide.site.bases import check_base
-from fedtide.site.machine import write_new
 from fedtide.site.tickets import SCHEME, AboutSite, Ids, NodeName, Ticket, study_for
 from fedtide.wire.masks import exposed
 

@@ -20,6 +20,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
 from fedtide.config.schema import STUDIES
 from fedtide.config.settings import Address
+from fedtide.core.atomic import write_new
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.sources import CSV, NPZ, Texts
@@ -28,7 +29,6 @@ from fedtide.fields.types import Count, Different, Distinct, Finite, IsFile, Str
 from fedtide.fields.user_code import Python
 from fedtide.models.transformer import Transformer
 from fedtide.site.certificates import SKEW, check_authority, utc
-from fedtide.site.machine import write_new
 from fedtide.tuning.between_clients import methods_of
 
 SCHEME: Literal[1] = 1

@@ -4,6 +4,7 @@ The folder is a run folder whose runs end early, and `ladder.jsonl`, the whole m
 
 config.toml         the study, with every candidate as a method
 ladder.jsonl        how it began, the plan, a line per rung, and why it ended
+inspection/         what an inspection of data wrote
 <method>/<seed>/    runs, as far as they were played
 study.toml          the study with the survivors, for a proper run
 report.html         the page
@@ -48,7 +49,7 @@ from fedtide.runs.build import as_json, population_of
 from fedtide.runs.digest import Verdict, verify_runs
 from fedtide.runs.display import TerminalBars
 from fedtide.runs.experiment import RunCall, Stop, in_parallel, started
-from fedtide.runs.folder import check_entries, environment, load, make_folder, plan, shift_file
+from fedtide.runs.folder import check_entries, fill_folder, load, make_folder, new_folder, plan, shift_file
 from fedtide.runs.preflight import preflight, resolve_auto
 from fedtide.runs.privacy import check_needed
 from fedtide.runs.runner import Run
@@ -68,6 +69,7 @@ from fedtide.tuning.ladder import (
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
+INSPECTION = "inspection"
 COMMENT = """\
 # Written by fedtide recommend: the methods of its tournament that may be the best, and {first} to compare them with.
 # Its seeds are fresh: the tournament played only some of {seeds}.
@@ -326,18 +328,16 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
     if findings.table.features is None:
         raise FedtideError(f"{name}: no columns of features, without which there is no model")
     _check_left(name, budget, began)
-    try:
-        findings.write(root / "inspection")
-        study, candidates = _candidates(findings, root / "inspection")
-        check_judged(study, name)
+    with new_folder(root) as temporary:
+        looked, place = temporary / INSPECTION, root / INSPECTION
+        looked.mkdir()
+        findings.fill(looked, place)
+        check_judged(_candidates(findings, looked)[0], name)  # its rows are still there
         _check_left(name, budget, began)
-        write_text(root / "config.toml", to_toml(study))
-        write_text(root / "environment.json", json.dumps(environment(), indent=1) + "\n")
+        study, candidates = _candidates(findings, place)
         lines = [*str(findings).splitlines(), *notes_on_missing(study.references)]
-        write_text(root / LADDER, first_line(budget, candidates, lines, time.monotonic() - began))
-    except FedtideError:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
+        line = first_line(budget, candidates, lines, time.monotonic() - began)
+        fill_folder(temporary, {"config.toml": to_toml(study), LADDER: line})
 
 
 def begin_with_study(
@@ -368,6 +368,24 @@ def begin_with_study(
     lines += notes_on_missing(study.references)
     line = first_line(budget, candidates, lines, time.monotonic() - began)
     make_folder(root, {"config.toml": to_toml(study), LADDER: line}, scale)
+
+
+def remove(root: Path) -> None:
+    """Remove what a tournament wrote, by its names, and the folder; what a person put into it stays."""
+    record = read_tournament(root, imports=False)
+    runs = {run.folder.relative_to(root).parts[0] for run in plan(played_by(record.study), root)}
+    for name in (
+        "config.toml",
+        LADDER,
+        "environment.json",
+        "shift",
+        INSPECTION,
+        *runs,
+    ):  # the first makes it a folder of ours
+        path = root / name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):
+        root.rmdir()
 
 
 def _check_left(name: str, budget: float, began: float) -> None:

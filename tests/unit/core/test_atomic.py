@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from fedtide.core.atomic import check_new, making, naming, replacing, write_text
+from fedtide.core.atomic import check_new, making, naming, replacing, write_new, write_text
 from fedtide.core.errors import FedtideError
 
 
@@ -48,16 +49,17 @@ def test_after_an_error_everything_is_as_it_was(tmp_path, old, written, error):
 
 
 def test_what_was_killed_long_ago_is_removed_and_nothing_else(tmp_path):
-    names = ("x.0123456789abcdef.writing", "x.making-0123456789abcdef", "y.0123456789abcdef.writing", "x.mine.writing")
-    for old in (names[0], *names[2:]):
+    gone = ("x.0123456789abcdef.writing", "x.0123456789abcdef.writing.onnx", "x.making-0123456789abcdef")
+    names = (*gone, "y.0123456789abcdef.writing", "x.mine.writing")
+    for old in (*gone[:2], *names[3:]):
         (tmp_path / old).touch()
-    (tmp_path / names[1]).mkdir()
+    (tmp_path / gone[2]).mkdir()
     young = tmp_path / "x.fedcba9876543210.writing"
     for old in names:
         os.utime(tmp_path / old, (0, 0))
     young.touch()
     write_text(tmp_path / "x", "all of it")
-    assert {path.name for path in tmp_path.iterdir()} == {"x", young.name, *names[2:]}
+    assert {path.name for path in tmp_path.iterdir()} == {"x", young.name, *names[3:]}
 
 
 def test_a_folder_is_not_replaced(tmp_path):
@@ -81,6 +83,32 @@ def test_what_was_never_written_is_an_error_and_leaves_nothing(tmp_path):
 def test_a_full_disk_is_named_by_the_file_that_it_has_no_room_for(given, named):
     with pytest.raises(OSError, match=f"No space left on device: '{named}'"), naming(Path("page")):
         raise OSError(28, "No space left on device", given)
+
+
+@pytest.mark.parametrize("make", [replacing, making])
+def test_an_error_of_a_temporary_name_tells_the_one_that_was_asked_for(tmp_path, make):
+    with pytest.raises(FileNotFoundError) as error, make(tmp_path / "made") as temporary:
+        (temporary / "none" / "x.txt").write_text("")
+    assert error.value.filename == str(tmp_path / "made" / "none" / "x.txt")
+
+
+def write_late(target) -> None:
+    with replacing(target, new=True) as temporary:
+        temporary.write_text("mine")
+        target.write_text("theirs")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_new_file_replaces_none_that_was_written_meanwhile(tmp_path, monkeypatch, links):
+    target = tmp_path / "table.csv"
+    if not links:
+        monkeypatch.setattr("os.link", Mock(side_effect=PermissionError))
+    write_new(target, b"mine", 0o600)
+    assert (target.read_bytes(), target.stat().st_mode & 0o777) == (b"mine", 0o600)
+    target.unlink()
+    with pytest.raises(FedtideError, match=r"table.csv: is there already, allowed: a new file"):
+        write_late(target)
+    assert (names(tmp_path), target.read_text()) == (["table.csv"], "theirs")
 
 
 def test_a_new_folder_is_new_or_empty_and_can_be_made(tmp_path, monkeypatch):
