@@ -1,6 +1,19 @@
-"""Entry point of `python -m fedtide`."""
+"""Entry point of the command, and of `python -m fedtide`."""
 
-from fedtide.cli.commands import main
+import sys
+
+
+def main() -> None:
+    """Run a command; Ctrl-C while its modules are imported ends it with one line, too."""
+    try:
+        from fedtide.cli.commands import main as run_command
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not {type(error), type(error.__cause__)} & {KeyboardInterrupt}:  # the cause: see `run_command`
+            raise
+        print("fedtide: interrupted", file=sys.stderr)
+        sys.exit(130)
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ shift and the method that coped.
     fedtide forget runs/study 7    play it again as if client 7 never was
     fedtide report runs/study      make the report again
     fedtide track runs/study ...   send metrics to TensorBoard, MLflow, W&B
-    fedtide watch runs/study       tell drift of a watched run or site
+    fedtide watch runs/study       report drift of a watched run or site
     fedtide inspect data.csv       find which shift your own data have
     fedtide recommend data.csv     find which methods may help with it
     fedtide export runs/study      write a model for other programs
@@ -36,7 +36,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from importlib.resources import files
 from inspect import signature
 from pathlib import Path
@@ -409,7 +409,7 @@ def check(algorithm: str, /, *, sets: Assignments = (), output: Output = Output(
         say(f"{mark:6}  {law.name:12}{law.says}", screen)
         for line in filter(None, (verdict.broken, verdict.silent)):
             say(f"{'':20}{line}", screen)
-    say(f"{algorithm}: {checked - broken} of {checked} laws hold", screen)
+    say(f"{algorithm}: {checked - broken} of {checked} laws that were checked hold", screen)
     tell({"algorithm": algorithm, "laws": laws}, output)
     return 1 if broken else 0
 
@@ -764,6 +764,11 @@ def describe(name: str, command: Callable[..., int]) -> None:
     lines = [f"    {name}: {texts[name]}" for name in signature(command).parameters if name in texts]
     code = f"Runs code (module:function) that is named in {RUNS_CODE[name]}." if name in RUNS_CODE else ""
     command.__doc__ = "\n".join([*filter(None, [prose, code and f"\n{code}"]), "", "Args:", *lines])
+    for parameter in signature(command).parameters.values():
+        for options in filter(is_dataclass, getattr(parameter.annotation, "__mro__", ())):
+            about = docstring(options.__doc__)  # help breaks where its source does, so an argument is a line
+            meanings = [f"    {key}: {meaning}" for key, meaning in about.args.items()]
+            options.__doc__ = "\n".join([about.prose, "", "Args:", *meanings])
 
 
 for group, functions in {

@@ -288,9 +288,12 @@ def sections(path: str = "") -> list[Section]:
         kinds = [table for table in tables if step in tags(table)]
         owners = [table for table in tables if step in _below(table)]
         if not kinds and not owners:
-            choices = sorted({key for table in tables for key in (*_below(table), *tags(table))})
+            choices = {key for table in tables for key in (*_below(table), *tags(table))}
+            if step == path.partition(".")[0]:  # a key of a method is found without "method.", and any other is not
+                near = "did you mean" in nearest(step, sorted(top := {*_below(Experiment)} | choices))
+                choices = top if near else {*_below(Experiment)}
             other = next((f"did you mean '{place}'? A" for place in places(steps[-1])), "a")
-            hint = nearest(step, choices) if tables else f"allowed: '{above}', which has no keys of its own"
+            hint = nearest(step, sorted(choices)) if tables else f"allowed: '{above}', which has no keys of its own"
             hint = hint if "did you mean" in hint else f"{other}{hint[1:]}"
             raise FedtideError(f"keys: found '{path}', {hint}")
         inside = kinds or [inner for table in owners for inner in tables_in(_below(table)[step])]

@@ -61,7 +61,7 @@ def views(
     names = [view.name for view in out]
     for name in named or ():
         if name not in names:
-            raise refused("eval_splits", name, ", ".join(names) or "none", kinds[name][2])
+            raise refused("eval_splits", name, ", ".join(names) or "clients with more rows", kinds[name][2])
     return [view for view in out if named is None or view.name in named]
 
 

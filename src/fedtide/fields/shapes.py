@@ -194,7 +194,7 @@ def unknown_key(path: str, key: str, kind: Any, elsewhere: Elsewhere = lambda wo
     is_slip = bool(meant(key, names) or difflib.get_close_matches(key, names, cutoff=0.9))  # such as a plural
     other = "" if is_slip else " or ".join(inside) if len(inside) in (1, 2) else elsewhere(key)
     if other.startswith(f"'{path}'") and "method" not in names:  # a table of methods is no choice; these have the key
-        return f"unknown key with this choice; allowed: {', '.join(names)}"
+        return f"unknown key with this choice; allowed: {', '.join(names) or 'no keys'}"
     return f"unknown key; did you mean {other}? Allowed: {', '.join(names)}" if other else f"unknown key; {line}"
 
 

@@ -24,7 +24,8 @@ def pictures(answers: Answers) -> list[Pictured]:
     """Return titles, captions and figures; None for a figure if columns are missing."""
     return [
         ("Rows of each client", "From the client with most rows to the one with fewest.", _row_counts(answers)),
-        ("Labels of each client", "The share of each label in a client's rows, of some clients.", _labels(answers)),
+        ("Labels of each client", f"The share of each label in a client's rows, of {SHOWN} clients at most.",
+         _labels(answers)),
         ("When rows come", f"Rows by hour and weekday, of all clients and of {CROWDS} groups at most.",
          _hours(answers)),
         ("Why the mix changes",
@@ -145,5 +146,5 @@ def _drift(answers: Answers) -> figures.Drawn | None:
     begins = [np.datetime64(int(rows.seconds[drift.block == number].min() // 60), "m") for number in range(blocks)]
     few = range(0, blocks, max(blocks // 5, 1))
     panels[-1].set_xticks(few, [str(begins[number]) for number in few])
-    panels[-1].set_xlabel("begin of the period")
+    panels[-1].set_xlabel("start of the period")
     return figures.svg(figure, "what drifts")

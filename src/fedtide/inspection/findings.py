@@ -323,18 +323,8 @@ class Findings(Answers):
         folder = Path(folder)
         check_new(folder)
         with making(folder) as temporary:
-            self.fill(temporary, folder)
+            write_files(self, temporary, folder)
         return folder / PAGE
-
-    def fill(self, temporary: Path, folder: Path) -> None:
-        """Write the files into a folder that is being made, and that will be `folder`."""
-        values = study(self, folder)
-        text = None if values is None else text_of(self, values)
-        (temporary / PAGE).write_text(_page(self, text), encoding="utf-8")
-        if text is not None:
-            (temporary / STUDY).write_text(text, encoding="utf-8")
-            if not self.table.source:
-                _save_rows(self.table, temporary / ROWS)
 
     def _repr_html_(self) -> str:
         from fedtide.draw.html import render
@@ -350,6 +340,17 @@ def inspect_table(table: Table, seed: int = 0) -> Findings:
         FedtideError: all labels are the same.
     """
     return Findings(**vars(answer(table, seed)))
+
+
+def write_files(answers: Answers, temporary: Path, folder: Path) -> None:
+    """Write the page and the study into a folder that is being made, and that will be `folder`."""
+    values = study(answers, folder)
+    text = None if values is None else text_of(answers, values)
+    (temporary / PAGE).write_text(_page(answers, text), encoding="utf-8")
+    if text is not None:
+        (temporary / STUDY).write_text(text, encoding="utf-8")
+        if not answers.table.source:
+            _save_rows(answers.table, temporary / ROWS)
 
 
 def _titled(answers: Answers) -> list[tuple[str, Any]]:

@@ -410,17 +410,19 @@ class GaussianSetup:
 
 
 def enough_rows_for(**counts: int) -> Callable[[Holdings], None]:
-    """Build the `check` of methods that divide a client's samples into parts: every client must hold enough of them.
+    """Build the `check` of methods that divide a client's samples into parts: some client must fill all of them.
+
+    Parts of clients with fewer samples stay empty.
 
     Args:
         counts: number of parts, by the option that sets it.
     """
 
     def check(clients: Holdings) -> None:
-        fewest = int(clients.counts(clients.clients, "train").min())
+        most = int(clients.counts(clients.clients, "train").max())
         for key, count in counts.items():
-            if count > fewest:
-                allowed = f"at most {fewest}, the training rows of the client that holds fewest, as they are divided"
+            if count > most:
+                allowed = f"at most {most}, the training rows of the client that holds most, as they are divided"
                 raise refused(key, count, allowed)
 
     return check

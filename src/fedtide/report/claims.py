@@ -164,7 +164,7 @@ def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
 
 CAPTION = (
     "A claim holds, or does not, if the 95 % confidence interval over seeds (Student's t) lies beyond the bound, or "
-    "short of it; else it is not seen. Each claim is judged by itself."
+    'short of it; else it is not seen. Each claim is judged by itself. "Our form" is a variant that no paper has.'
 )
 LATE = " A time ends with the run if the method never arrives."
 

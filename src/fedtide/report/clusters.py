@@ -467,9 +467,12 @@ def drift_over_rounds(record: ExperimentRecord) -> figures.Drawn | None:
     """
     distances = record.curves(lambda run: heterogeneity(run)[:2])
     counts = record.curves(lambda run: (cluster_counts(run)[0] + 1, cluster_counts(run)[1]))
-    counts = {number: of_runs for number, of_runs in counts.items() if record.methods[number].shift.drifts}
+    drifting = {number for number, method in enumerate(record.methods) if method.shift.drifts}
+    counts = {number: of_runs for number, of_runs in counts.items() if number in drifting}
     moves = record.curves(lambda run: figures.by_round(run.fact("moved")))
     moves = {number: [(ends, np.nan_to_num(moved)) for ends, moved in of_runs] for number, of_runs in moves.items()}
+    moving = {number for number, of_runs in moves.items() if any(moved.any() for _, moved in of_runs)}
+    moves = {number: of_runs for number, of_runs in moves.items() if number in drifting | moving}
     curves = {
         "distance of label\nshares (L1, 0 to 2)": distances,
         "clusters": counts,

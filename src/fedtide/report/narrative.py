@@ -251,6 +251,9 @@ def _lead(ranked: list[MethodSummary], summary: Summary, *, complete: bool) -> s
     if not rivals and not find_level(ours, references):
         return f"{names} {verb} {summary.target.a_score} of {accuracy}."
     if doubt:
+        level = [method.name for method in rivals if method.measures[method.score] == first.measures[first.score]]
+        if level:
+            return f"{doubt}: {listed([first.name, *twins, *level])} have the same mean, {accuracy}."
         return f"{doubt}: {names} {verb} the highest mean, {accuracy}."
     ahead = points(first.against(rivals[0], first.score))
     return f"{names} lead{'' if twins else 's'} with {accuracy}: {ahead} more than {rivals[0].name}."

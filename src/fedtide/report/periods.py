@@ -123,7 +123,7 @@ def rhythm_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 # -- one period --------------------------------------------------------------------------------------------------------
 
 
-@plan_picture("period", "One period, hour by hour", "a whole period in which groups take turns")
+@plan_picture("period", "One period, round by round", "a whole period in which groups take turns")
 def one_period(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw the last rounds folded into one period, by group of clients.
 

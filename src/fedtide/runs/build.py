@@ -19,7 +19,7 @@ from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.config.schema import OwnMetric
 from fedtide.core.base import Algorithm, Scores
 from fedtide.core.checkpoint import load_weights
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, quote, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.data.population import Population
@@ -286,13 +286,25 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
             metrics += SHIPPED[setting.kind]
             continue
         key = f"metrics[{number}]"
-        function = imported(setting.function, f"{key}.function")
-        metrics.append(
-            Metric(
-                setting.key, partial(_valued, function, key, setting.options), setting.unit, needs=setting.needs or ""
-            )
-        )
+        value = partial(_valued, imported(setting.function, f"{key}.function"), key, setting.options)
+        metrics.append(Metric(setting.key, value, setting.unit, needs=setting.needs or ""))
     return (*metrics_for(TARGET_WORDS[experiment.data.target.kind]), *metrics)
+
+
+def read_metric(value: Any, key: str) -> tuple[Metric, ...]:
+    """Read a metric of Python: one as it is, a function of scores, or a name.
+
+    >>> [metric.name for metric in read_metric("auc", "metrics[0]")]
+    ['auc', 'auc_bound']
+    """
+    if isinstance(value, Metric):
+        return (value,)
+    named = {name: metrics for name, metrics in SHIPPED.items() if name != "bits-per-byte"}  # whose tokens are a run's
+    if isinstance(value, str) and value in named:
+        return named[value]
+    if not callable(value):
+        raise refused(key, value, f"a function of scores, a Metric, or {quote([*named])}")
+    return (Metric(getattr(value, "__name__", type(value).__name__), partial(_valued, value, key, {})),)
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:

@@ -1,7 +1,7 @@
 """Simulation from Python: one algorithm on one population, without a configuration or files."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_stop_at
-from fedtide.core.base import Algorithm, S
+from fedtide.core.base import Algorithm, S, Scores
 from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
@@ -32,7 +32,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import check_fit, check_parts, question_cost
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-from fedtide.runs.build import rows_for
+from fedtide.runs.build import read_metric, rows_for
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
 
@@ -94,12 +94,12 @@ def population(
         for name in (name for name, column in columns.items() if column is not None):
             raise refused(
                 f"population: {name}",
-                "a column",
+                type(columns[name]).__name__,
                 "none beside Rows, which have their own; a partition is named, partition=...",
             )
         rows = x
     elif y is None:
-        raise refused("population: y", None, "labels; or rows alone, as of a table: population(ft.data.table(frame))")
+        raise refused("population: y", None, "labels; or rows alone: ft.data.table(frame), or ft.data.stack(dataset)")
     else:
         setting = as_written("population", PopulationOptions, {"target": target})["target"]
         rows = with_target(from_arrays("arrays", x, **columns, measured=setting != CLASSES), setting)
@@ -190,7 +190,7 @@ def simulate(
     forgetting: Forgetting | None = None,
     devices: Devices = Steady(),
     stop_at: StopAt | float | None = None,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric | Callable[[Scores], float] | str] = (),
 ) -> Result[S]:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
@@ -205,7 +205,7 @@ def simulate(
         devices: how long clients take on the simulated clock. Training costs one pass over a client's rows if the
             algorithm does not declare its cost.
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
-        metrics: of your own, for `Result.lines`.
+        metrics: for `Result.lines`: functions of scores, "macro-f1", "auc" or "perplexity", or a `Metric`.
 
     >>> import torch
     >>> from fedtide import Task
@@ -247,7 +247,8 @@ def simulate(
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, question_cost(algorithm))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    judge = Judge(algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *metrics))
+    asked = [one for number, metric in enumerate(metrics) for one in read_metric(metric, f"simulate.metrics[{number}]")]
+    judge = Judge(algorithm, fleet, judged, metrics=(*metrics_for(TARGET_WORDS[population.target.kind]), *asked))
     probe = probe_of(forgetting, fleet, seed, "client")
     record = None
     lines, at, accuracy, forgotten = [], [], [], []

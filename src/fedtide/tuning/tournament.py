@@ -331,7 +331,7 @@ def begin_with_data(root: Path, findings: Findings, budget: float, began: float)
     with new_folder(root) as temporary:
         looked, place = temporary / INSPECTION, root / INSPECTION
         looked.mkdir()
-        findings.fill(looked, place)
+        inspection.write_files(findings, looked, place)
         check_judged(_candidates(findings, looked)[0], name)  # its rows are still there
         _check_left(name, budget, began)
         study, candidates = _candidates(findings, place)

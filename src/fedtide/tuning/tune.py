@@ -333,11 +333,13 @@ def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
     >>> at_edge(Range(low=0.01, high=1.0, log=True), 0.9), at_edge(Range(low=0.0, high=1.0), 0.5)
     ('high', None)
 
-    Of choices the least and the largest number are ends.
+    Of choices the least and the largest number are ends. Nothing lies below 1 epoch, step or model.
 
     >>> at_edge(Range(choices=[0.1, 0.3, 1.0]), 1.0), at_edge(Range(choices=["sgd", "adam"]), "adam")
     ('high', None)
     """
+    if isinstance(value, int) and value <= 1:
+        return None
     if range_.choices is not None:
         numbers = sorted({c for c in range_.choices if isinstance(c, int | float) and not isinstance(c, bool)})
         inside = len(numbers) < 2 or value not in (numbers[0], numbers[-1])

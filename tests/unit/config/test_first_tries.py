@@ -128,7 +128,8 @@ def test_every_key_has_a_meaning():
 
 
 @pytest.mark.parametrize(
-    ("path", "meant"), [("data.patition", "partition"), ("lr", "method.local.lr"), ("zzz.qqq", None)]
+    ("path", "meant"),
+    [("data.patition", "partition"), ("lr", "method.local.lr"), ("sedes", "seeds"), ("zzz.qqq", None)],
 )
 def test_a_key_that_is_not_there(path, meant):
     with pytest.raises(FedtideError) as error:

@@ -148,6 +148,8 @@ def test_a_cost_of_the_shift_that_no_seed_tells_is_not_in_the_headline():
      "64 rounds."),
     ([method("B", 0.90, 0.92, 0.91), method("A", 0.80, 0.93, 0.92)],
      "No clear lead over A: B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
+    ([method("B", 0.75, 0.5), method("A", 0.5, 0.75), method("C", 0.25, 0.5)],
+     "With 2 seeds no method can be said to lead: B and A have the same mean, 62.5 ± 12.5 % over the last 64 rounds."),
     ([method("B", 0.8, 0.9, 0.85), method("A", 0.8, 0.9, 0.85)],
      "B and A, which are the same run, have an accuracy of 85.0 ± 2.9 % over the last 64 rounds."),
     ([method("A", 0.5, 0.5, 0.5, commonest_class=0.5), method("B", 0.4, 0.4, 0.4, commonest_class=0.5)],

@@ -239,6 +239,14 @@ def test_code_in_an_ingredient_has_a_name_too():
     assert from_dict(resolved(experiment)).shift.who.find("shift.who") is away
 
 
+def test_a_shift_takes_what_a_function_would_return():
+    who = AwakeBy(lambda clients, time: clients % 2 == 0)
+    shifts = [ft.Shift(who=who), ft.Shift(who=lambda: who), ft.Shift(who=ft.shift.Python(lambda: who))]
+    people = [ft.population(torch.randn(60, 3), torch.arange(60) % 2, ft.data.IID(6), shift=one) for one in shifts]
+    runs = [ft.simulate(A.fedavg(TASK, cohort=2), one, rounds=2) for one in people]
+    assert [run.accuracy for run in runs] == [runs[0].accuracy] * 3
+
+
 def test_code_of_a_module_goes_by_its_name():
     values = named({
         "model": ft.models.MLP(),

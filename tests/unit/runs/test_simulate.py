@@ -122,3 +122,18 @@ def test_class_weights_that_do_not_fit_are_one_line():
     weighed = ft.Task(lambda: torch.nn.Linear(3, 4), torch.nn.CrossEntropyLoss(weight=torch.ones(3)))
     with pytest.raises(ft.FedtideError, match=r"loss: it does not fit the model's outputs: .*all 4 classes"):
         ft.simulate(ft.algorithms.fedavg(weighed, cohort=ft.cohorts.Arrivals(2)), people, rounds=1)
+
+
+def test_a_metric_is_a_function_of_scores_or_a_name():
+    def wrong_rows(scores):
+        return (scores.rows - scores.correct).sum()
+
+    people = ft.population(torch.randn(60, 3), torch.arange(60) % 2, ft.data.IID(4))
+    method = ft.algorithms.fedavg(ft.Task(lambda: torch.nn.Linear(3, 2)), cohort=2)
+    run = ft.simulate(method, people, rounds=1, metrics=[wrong_rows, "macro-f1"])
+    scores = run.lines[-1]["scores"]["train_clients"]
+    assert scores["wrong_rows"] == pytest.approx((1 - scores["accuracy"]) * scores["rows"])
+    assert 0 <= scores["macro-f1"] <= 1
+    for metrics, said in (([3], r"metrics\[0\]: found 3, allowed: a function of scores"), ([len], "returns a number")):
+        with pytest.raises(ft.FedtideError, match=said):
+            ft.simulate(method, people, rounds=1, metrics=metrics)

@@ -57,6 +57,7 @@ def test_a_table_that_cannot_be(tune, said):
         (Range(low=0.01, high=1, log=True), 0.011, "low"),
         (Range(low=1, high=50, whole=True), 49, None),
         (Range(low=1, high=50, whole=True), 50, "high"),
+        (Range(low=1, high=50, whole=True), 1, None),
         (Range(low=0, high=1, step=0.02), 0.02, None),
         (Range(low=2, high=2), 2, None),
         (Range(choices=(1, 2)), 2, "high"),

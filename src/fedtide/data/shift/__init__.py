@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedtide.core.base import Moment
 from fedtide.data.shift.arrival import Calendar, Labels, Order, Stream, Time
@@ -28,7 +28,7 @@ from fedtide.data.shift.how import (
     ReadBy,
     Rotation,
 )
-from fedtide.data.shift.what import DomainMixture, HeldBy, Python, Rhythm, Static
+from fedtide.data.shift.what import DomainMixture, HeldBy, Python, Rhythm, Static, read_own
 from fedtide.data.shift.who import Always, Availability, AwakeBy, BlockCyclic, Data, Periodic, Replay
 from fedtide.fields.types import Spelled, ingredient
 
@@ -40,9 +40,15 @@ __all__ = [
 ]  # fmt: skip
 
 What = Annotated[
-    Static | DomainMixture | Stream | Calendar | ClusterDrift | ChangePoints | Python, Field(discriminator="kind")
+    Static | DomainMixture | Stream | Calendar | ClusterDrift | ChangePoints | Python,
+    Field(discriminator="kind"),
+    BeforeValidator(read_own),
 ]
-Who = Annotated[Always | Data | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
+Who = Annotated[
+    Always | Data | Periodic | BlockCyclic | Availability | Replay | Python,
+    Field(discriminator="kind"),
+    BeforeValidator(read_own),
+]
 
 
 @ingredient

@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.shift.changes import Drawn, Tested, Trace, When, check_test
-from fedtide.data.shift.what import Chain, PopulationView, Python, count_events
+from fedtide.data.shift.what import Chain, PopulationView, Python, count_events, read_own
 from fedtide.draw.prose import listed, share_of
 from fedtide.fields.types import ClassCount, Fraction, Positive, Whole, ingredient
 from fedtide.fields.user_code import call
@@ -626,4 +626,8 @@ class ReadBy(Reading):
         return result
 
 
-How = Annotated[Identity | Rotation | Permutation | LabelSwaps | ConceptDrift | Python, Field(discriminator="kind")]
+How = Annotated[
+    Identity | Rotation | Permutation | LabelSwaps | ConceptDrift | Python,
+    Field(discriminator="kind"),
+    BeforeValidator(read_own),
+]

@@ -18,7 +18,7 @@ from fedtide.data.ragged import Ragged, count_pairs
 from fedtide.data.rows import Rows
 from fedtide.draw.prose import listed
 from fedtide.fields import user_code
-from fedtide.fields.types import Count, Positive, Whole, ingredient
+from fedtide.fields.types import Count, Positive, Whole, ingredient, is_written
 from fedtide.fields.user_code import call
 
 Rhythm = dict[str, float]
@@ -203,6 +203,13 @@ class Python(user_code.Python):
     def words(self, *_: Any) -> str:
         """Name the user's code in words."""
         return f"It follows your own {self.name}, too. "
+
+
+def read_own(value: Any) -> Any:
+    """Read a part of a person's own, such as `AwakeBy`, as what a function of theirs returns."""
+    if is_written(value):
+        return value
+    return Python(value if callable(value) else lambda: value)
 
 
 T = TypeVar("T")

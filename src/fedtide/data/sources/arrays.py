@@ -127,7 +127,8 @@ class Python(user_code.Python, Loading):
         if isinstance(result, tuple) and len(result) == 2:
             result = dict(zip(("x", "y"), result, strict=True))
         if not isinstance(result, Mapping):
-            raise refused(self.name, result, "a function that returns Rows, a mapping, or a pair (x, y)")
+            allowed = "a function that returns Rows, such as ft.data.stack(dataset), a mapping, or a pair (x, y)"
+            raise refused(self.name, result, allowed)
         if strange := [key for key in result if key not in COLUMNS]:
             raise unknown(self.name, str(strange[0]), COLUMNS)
         if not {"x", "y"} <= result.keys():
@@ -310,7 +311,8 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
         array = values if isinstance(values, Tensor) else np.require(np.ascontiguousarray(values), requirements="W")
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError) as error:
-        raise FedtideError(f"{name}: {column}: not an array of numbers ({error})") from None
+        hint = "of a data set it is ft.data.stack(dataset)"
+        raise FedtideError(f"{name}: {column}: not an array of numbers ({error}); {hint}") from None
     if tensor.is_complex():
         raise refused(f"{name}: type of {column}", str(tensor.dtype), "real numbers")
     if not tensor.dim():
