@@ -251,7 +251,8 @@ def _lead(ranked: list[MethodSummary], summary: Summary, *, complete: bool) -> s
     if not rivals and not find_level(ours, references):
         return f"{names} {verb} {summary.target.a_score} of {accuracy}."
     if doubt:
-        level = [method.name for method in rivals if method.measures[method.score] == first.measures[first.score]]
+        mean = first.measures[first.score].mean
+        level = [method.name for method in rivals if method.measures[method.score].mean == mean]
         if level:
             return f"{doubt}: {listed([first.name, *twins, *level])} have the same mean, {accuracy}."
         return f"{doubt}: {names} {verb} the highest mean, {accuracy}."

@@ -242,7 +242,7 @@ def test_code_in_an_ingredient_has_a_name_too():
 def test_a_shift_takes_what_a_function_would_return():
     who = AwakeBy(lambda clients, time: clients % 2 == 0)
     shifts = [ft.Shift(who=who), ft.Shift(who=lambda: who), ft.Shift(who=ft.shift.Python(lambda: who))]
-    people = [ft.population(torch.randn(60, 3), torch.arange(60) % 2, ft.data.IID(6), shift=one) for one in shifts]
+    people = [ft.population(X, Y, ft.data.IID(6), shift=one) for one in shifts]
     runs = [ft.simulate(A.fedavg(TASK, cohort=2), one, rounds=2) for one in people]
     assert [run.accuracy for run in runs] == [runs[0].accuracy] * 3
 
