@@ -134,6 +134,9 @@ def test_a_metric_is_a_function_of_scores_or_a_name():
     scores = run.lines[-1]["scores"]["train_clients"]
     assert scores["wrong_rows"] == pytest.approx((1 - scores["accuracy"]) * scores["rows"])
     assert 0 <= scores["macro-f1"] <= 1
-    for metrics, said in (([3], r"metrics\[0\]: found 3, allowed: a function of scores"), ([lambda scores: "none"], "returns a number")):
+    for metrics, said in (
+        ([3], r"metrics\[0\]: found 3, allowed: a function of scores"),
+        ([lambda scores: "none"], "returns a number"),
+    ):
         with pytest.raises(ft.FedtideError, match=said):
             ft.simulate(method, people, rounds=1, metrics=metrics)
