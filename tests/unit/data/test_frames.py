@@ -246,7 +246,7 @@ def test_arrays_without_labels_and_rows_with_columns_are_refused():
     rows = table({"a": [1.5, 2.0], "b": [0, 1]}, label="b", quiet=True)
     with pytest.raises(FedtideError, match=r"population: y: found None, allowed: labels; or rows alone"):
         ft.population(np.zeros((2, 2)))
-    with pytest.raises(FedtideError, match=r"population: client: found 'a column', allowed: none beside Rows"):
+    with pytest.raises(FedtideError, match=r"population: client: found 'list', allowed: none beside Rows"):
         ft.population(rows, client=[1, 2])
 
 

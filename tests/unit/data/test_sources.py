@@ -129,7 +129,7 @@ def test_a_function_may_return_rows_a_mapping_or_a_pair(mine):
         ("unlabeled", "my_rows_for_tests:unlabeled: .*y"),
         ("short", "my_rows_for_tests:short: rows of y: found 2, allowed: 4, as in x"),
         ("words", "my_rows_for_tests:words: x: not an array of numbers"),
-        ("number", r"my_rows_for_tests:number: found .*, allowed: a function that returns Rows, a mapping"),
+        ("number", r"my_rows_for_tests:number: found .*, allowed: a function that returns Rows, such as .*, a mapping"),
         ("absent", "data.source.function: cannot import 'my_rows_for_tests:absent'"),
     ],
 )
