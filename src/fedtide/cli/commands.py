@@ -867,7 +867,7 @@ def _fail(line: str, status: int = 2) -> int:
     """Print an error, with advice if the disk is full, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    line += AGAIN if is_full(line) and "make room" not in line else ""
+    line += AGAIN if is_full(line) and "make room" not in line and not line.startswith("standard output") else ""
     line += "; allow more (ulimit -n 4096), or play with fewer workers" if line.endswith("Too many open files") else ""
     with suppress(OSError):  # nobody can be told
         print(f"fedtide: {line}", file=sys.stderr)

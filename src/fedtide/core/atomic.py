@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from fedtide.core.errors import FedtideError
 
@@ -203,10 +204,26 @@ def lock(file: int, *, wait: bool = True) -> None:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def open_lock(path: Path) -> TextIO:
+    """Open a file for its lock alone.
+
+    Raises:
+        FedtideError: it is something else, for example a pipe, which would never open.
+    """
+    _check_lock(path)
+    return open(path, "w", encoding="utf-8")
+
+
+def _check_lock(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FedtideError(f"{path}: is a folder, a pipe or a device, allowed: a file")
+
+
 def is_locked(path: Path) -> bool | None:
     """Tell whether a process holds the lock of a file; None if the system does not say."""
     if fcntl is None:
         return None
+    _check_lock(path)
     try:
         with open(path, "rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)

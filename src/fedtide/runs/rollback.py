@@ -11,7 +11,7 @@ from fedtide.cohorts.in_flight import Flight
 from fedtide.core import checkpoint
 from fedtide.core.atomic import append
 from fedtide.core.errors import FEW, FedtideError, in_shell, refused
-from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, read_lines, rolled_back, run_lock, stopped_after
+from fedtide.core.record import ASKS, LEDGER, ROLLBACKS, check_marks, read_lines, rolled_back, run_lock, stopped_after
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
@@ -83,6 +83,7 @@ def check_open(folder: Path, root: Path, *, config: str | None, rounds: int) -> 
     about = checkpoint.check(folder / "checkpoints", config=config)
     if about is None:
         raise FedtideError(f"{folder}: no round is saved yet, so there is no earlier model")
+    check_marks(folder, about.records)
     rolled_back(folder)  # raises if its file is damaged
     if about.round >= rounds or stopped_after(folder) is not None:
         numbers = " or ".join(map(str, sorted(about.there)))

@@ -17,7 +17,7 @@ from typing import Any
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
 from fedtide.core.errors import FedtideError, in_shell, missing
-from fedtide.core.record import ASKS, LEDGER, read_lines
+from fedtide.core.record import ASKS, LEDGER, check_marks, read_lines
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
 from fedtide.runs import folder
@@ -42,12 +42,13 @@ def take_out(root: Path, name: str) -> list[str]:
         FedtideError: its server runs, there is no such node, or a file is damaged.
     """
     site = Site.read(root, imports=False)
-    with site.lock.open("w") as file, locked(root):
-        hold(file, root)
+    with hold(site), locked(root):
         site = Site.read(root, imports=False)
         node = next((node for node in site.roster.node if node.name == name), None)
         if node is None:
             raise missing("NODE", name, [node.name for node in site.roster.node])
+        if (about := checkpoint.check(site.record / "checkpoints", config=None)) is not None:
+            check_marks(site.record, about.records)  # it tells what the node has answered
         gone = node.model_copy(update={"key": None, "left": True})
         nodes = tuple(gone if other.name == name else other for other in site.roster.node)
         write_roster(root, Roster(node=nodes))  # first: whatever follows, the server lets it in no more

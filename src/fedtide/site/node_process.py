@@ -21,12 +21,14 @@ from pathlib import Path
 from socket import socketpair
 from typing import Any, TextIO
 
-from fedtide.core.atomic import is_locked, lock
+from fedtide.core.atomic import is_locked, lock, open_lock, write_text
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.this_machine import end_with_parent
 from fedtide.remote.grpc.line import Answer, Caller, Failed, Line
 from fedtide.site.machine import Log, read_private_key
 
+RULES = "policy.path"
+"""File in a node's folder with the place of its policy."""
 STARTING = 300.0
 """Seconds that a worker may take until it has read its rows."""
 OVERTIME = 2.0
@@ -105,9 +107,16 @@ def write_settings(folder: Path, worker: Mapping[str, Any], line: LineSettings) 
         line: settings of its stream.
     """
     (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / "run" / "worker.json"
+    path = folder / "run" / f"worker-{os.getpid()}.json"  # of its own, until the process has the lock of the folder
     path.write_text(json.dumps({**worker, "line": asdict(line)}), encoding="utf-8")
     return path
+
+
+def keep_settings(path: Path) -> Path:
+    """Make settings those of the node's folder, whose lock this process holds; return the file."""
+    policy = json.loads(path.read_text(encoding="utf-8")).get("policy")
+    write_text(path.parents[1] / RULES, policy or "")
+    return path.replace(path.with_name("worker.json"))
 
 
 class Worker:
@@ -347,7 +356,12 @@ def main(path: Path) -> int:
     log = Log(line.json)
     if line.with_parent:
         end_with_parent()
-    lock_file, alive = _lock(path.with_name("lock"), log)
+    try:
+        lock_file, alive = _lock(path.with_name("lock"), log)
+    except SystemExit:
+        path.unlink()
+        raise
+    path = keep_settings(path)
 
     def say(text: str) -> None:
         log.say("process", text)
@@ -404,11 +418,11 @@ def _lock(path: Path, log: Log) -> tuple[TextIO, TextIO]:
 
     The second lock is held by the connected process alone, until it ends.
     """
-    file, alive, until, waits = path.open("w"), path.with_name("alive"), time.monotonic() + SUCCESSION, False
+    file, alive, until, waits = open_lock(path), path.with_name("alive"), time.monotonic() + SUCCESSION, False
     while True:
         try:
             lock(file.fileno(), wait=False)
-            second = alive.open("w")
+            second = open_lock(alive)
             lock(second.fileno())  # who looks at it holds it for a moment
             return file, second
         except BlockingIOError:

@@ -25,16 +25,14 @@ def roll_back(site: Site, number: int) -> Rollback:
     check_portable(site.experiment, site.method)  # no code of a site is run
     if not site.record.is_dir():
         raise FedtideError(f"{site.root}: was never served, so there is no earlier model")
-    with site.lock.open("w") as file:
-        hold(file, site.root)
-        with run_lock(site.record):
-            config = digest_of(site.experiment, site.method, site.seed)
-            about = check_open(site.record, site.run, config=config, rounds=site.experiment.rounds)
-            traits = algorithm_without_rows(site.experiment, site.about.rows).traits
-            if traits.keeps or traits.remembers:
-                but = "nodes have what clients kept in later rounds alone"
-                raise refused("ROUND", number, f"none, because clients of {site.method.name} keep something", but)
-            go_on = f"fedtide serve {in_shell(site.root)}"
-            rollback = check_kept(site.record, about, number, name=site.method.name, go_on=go_on)
-            rollback.write(site.record)
+    with hold(site), run_lock(site.record):
+        config = digest_of(site.experiment, site.method, site.seed)
+        about = check_open(site.record, site.run, config=config, rounds=site.experiment.rounds)
+        traits = algorithm_without_rows(site.experiment, site.about.rows).traits
+        if traits.keeps or traits.remembers:
+            but = "nodes have what clients kept in later rounds alone"
+            raise refused("ROUND", number, f"none, because clients of {site.method.name} keep something", but)
+        go_on = f"fedtide serve {in_shell(site.root)}"
+        rollback = check_kept(site.record, about, number, name=site.method.name, go_on=go_on)
+        rollback.write(site.record)
     return rollback

@@ -59,6 +59,7 @@ from fedtide.site.live_rows import LiveRows
 from fedtide.site.machine import Health, Log, check_own, read_private_key
 from fedtide.site.node_process import (
     JUDGED,
+    RULES,
     RUNS_ALREADY,
     LineSettings,
     answer_questions,
@@ -76,8 +77,6 @@ from fedtide.wire.pipeline import FLOATING
 
 NO_RULES = Path("none")
 """Value of --policy that forgets the policy of a node."""
-RULES = "policy.path"
-"""File in a node's folder with the place of its policy."""
 RECORD = "asked.jsonl"
 """File in a node's folder with all questions and answers."""
 NUMBERS = 1_000_000_000
@@ -208,7 +207,6 @@ class Seat:
         if is_locked(self.home / "run" / "alive"):
             raise FedtideError(f"{self.home}: {RUNS_ALREADY}")
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_text(self.home / RULES, "" if self.rules is None else str(self.rules.absolute()))
         if not self.copy.exists():
             self.ticket.write(self.copy)
         new = not self.key.exists()
@@ -334,7 +332,7 @@ def rules_of(home: Path, policy: Path | None) -> Path | None:
     if policy is not None:
         return None if policy == NO_RULES else policy
     note = home / RULES
-    before = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    before = note.read_bytes().decode() if note.is_file() else ""
     if before and not Path(before).is_file():
         but = f"or --policy {NO_RULES} to have none from now on"
         raise FedtideError(f"{before}: the rules that this node had before are gone; allowed: --policy FILE, {but}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fedtide.config.settings import bind_address
-from fedtide.core.atomic import lock
+from fedtide.core.atomic import lock, open_lock
 from fedtide.core.base import Algorithm, Facts, Simulation
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -248,23 +248,26 @@ def repeat(work: Callable[[], None], seconds: float, log: Log) -> Iterator[None]
         thread.join()
 
 
-def hold(file: TextIO, root: Path) -> None:
-    """Lock the file by which `fedtide status` sees that a server runs.
+@contextmanager
+def hold(site: Site) -> Iterator[None]:
+    """Hold the lock by which `fedtide status` sees that a server runs.
 
     Raises:
         FedtideError: another server of the site holds it.
     """
     until = time.monotonic() + LOOK  # status looks at it for a moment
-    while True:
-        try:
-            lock(file.fileno(), wait=False)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise FedtideError(f"{root}: a server plays this site already; end it first") from None
-            time.sleep(LOOK / 10)
-        except OSError:  # a file system without locks
-            return
+    with open_lock(site.lock) as file:
+        while True:
+            try:
+                lock(file.fileno(), wait=False)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise FedtideError(f"{site.root}: a server plays this site already; end it first") from None
+                time.sleep(LOOK / 10)
+            except OSError:  # a file system without locks
+                break
+        yield
 
 
 class _Grown(Exception):
@@ -286,7 +289,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     _renew(site, log)
     host, port = bind_address(site.deploy.address)
     with ExitStack() as stack:
-        hold(stack.enter_context(site.lock.open("w")), site.root)
+        stack.enter_context(hold(site))
         nodes = len(site.roster.node)
         carrier = GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=nodes)
         stack.callback(carrier.close)

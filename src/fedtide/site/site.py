@@ -244,11 +244,15 @@ class Site:
     def write_tickets(self, nodes: tuple[Member, ...]) -> list[Ticket]:
         """Write the tickets of some nodes, and return them."""
         tickets = [self.ticket(node) for node in nodes]
-        for ticket in tickets:
-            path = self.root / "tickets" / f"{ticket.node}.ticket"
+        for node, ticket in zip(nodes, tickets, strict=True):
+            path = self.ticket_file(node)
             path.unlink(missing_ok=True)  # a command that was killed left it: the name is not in the roster
             ticket.write(path)
         return tickets
+
+    def ticket_file(self, node: Member) -> Path:
+        """Return the file of a node's ticket."""
+        return self.root / "tickets" / f"{node.name}.ticket"
 
 
 def _marker(root: Path) -> Path:
@@ -315,13 +319,21 @@ def invite(root: Path, names: str) -> list[Ticket]:
         site = Site.read(root, imports=False)
         site.check_version()
         new = Roster.of(names, "NODES", site.roster.clients).node
+        waiting = {node.name: node for node in site.roster.node if node.key is None and not node.left}
+        if all(node.name in waiting and len(node.clients) == len(waiting[node.name].clients) for node in new):
+            return [Ticket.read(site.ticket_file(node)) for node in new]  # they were invited before
         values = {"node": [node.model_dump() for node in (*site.roster.node, *new)]}
         site = replace(site, roster=Roster.checked(values, "NODES"))
         check_hidden(site.experiment, site.roster, "NODES")
         if site.experiment.privacy is not None:
             check_delta(site.experiment.privacy, site.roster.clients, "NODES: ")
         tickets = site.write_tickets(new)
-        write_roster(root, site.roster)
+        try:
+            write_roster(root, site.roster)
+        except OSError:
+            for node in new:
+                site.ticket_file(node).unlink(missing_ok=True)
+            raise
     return tickets
 
 

@@ -140,12 +140,23 @@ def test_mistakes_are_one_line_and_change_nothing(tmp_path):
     before = (site.root / "roster.toml").read_bytes()
     with pytest.raises(FedtideError, match="NODE: found 'paris', allowed: berlin, lyon, oslo"):
         took_out(site, "paris")
-    with site.lock.open("w") as file:
-        hold(file, site.root)
-        with pytest.raises(FedtideError, match="a server plays this site already; end it first"):
-            took_out(site)
+    with hold(site), pytest.raises(FedtideError, match="a server plays this site already; end it first"):
+        took_out(site)
     with pytest.raises(FedtideError, match="not a site"):
         take_out(tmp_path, "lyon")
+    assert (site.root / "roster.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_text(path.read_text().replace("lyon", "oslo"))]
+)
+def test_a_damaged_record_does_not_say_that_a_node_never_answered(tmp_path, damage):
+    site, nodes = made(tmp_path / "one")
+    serve_near(site, nodes)
+    before = (site.root / "roster.toml").read_bytes()
+    damage(site.record / ASKS)
+    with pytest.raises(FedtideError, match=r"asks.jsonl: (missing|damaged)"):
+        took_out(site)
     assert (site.root / "roster.toml").read_bytes() == before
 
 

@@ -122,10 +122,8 @@ def test_rollbacks_that_are_refused(tmp_path, capsys):
     play(site, stop=stopping(2))
     site.lock.touch()
     assert "ROUND: found 7, allowed: " in refused(capsys, site.root, "rollback", site.root, 7)
-    with site.lock.open("w") as file:
-        hold(file, site.root)
-        with pytest.raises(FedtideError, match="a server plays this site already"):
-            roll_back(site, 1)
+    with hold(site), pytest.raises(FedtideError, match="a server plays this site already"):
+        roll_back(site, 1)
     play(site)
     with pytest.raises(FedtideError, match=r"the study is over; allowed: fedtide export .*run --model N, with N "):
         roll_back(site, 1)

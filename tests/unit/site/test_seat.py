@@ -9,6 +9,7 @@ import pytest
 from fedtide.core.atomic import lock
 from fedtide.core.errors import FedtideError
 from fedtide.site.certificates import read_private_key, read_public_key
+from fedtide.site.node_process import keep_settings, write_settings
 from fedtide.site.seat import Seat, check_size, check_versions, rules_of
 from fedtide.site.site import Site
 from fedtide.site.tickets import Ticket
@@ -47,12 +48,17 @@ def test_a_key_is_made_once_and_is_for_its_owner_alone(site, tmp_path):
     assert "PRIVATE" not in made.copy.read_text()
 
 
+def played(seat: Seat) -> None:
+    """Settle, and keep the settings, as the node's process does once it has the lock of the folder."""
+    seat.settle()
+    keep_settings(write_settings(seat.home, seat.settings, seat.line))
+
+
 def test_a_second_join_changes_nothing_of_a_node_that_runs(site, tmp_path):
     """Its next worker would take the rules and the rows of the second one."""
     home, rules = tmp_path / "home", tmp_path / "policy.toml"
     rules.write_text("fewest = 3\n")
-    seat(site, home, rules).settle()
-    (home / "run").mkdir()
+    played(seat(site, home, rules))
     with open(home / "run" / "alive", "w") as alive:
         lock(alive.fileno())
         with pytest.raises(FedtideError, match="home: another process runs this node already; end it first"):
@@ -86,7 +92,7 @@ def test_rules_are_not_forgotten(site, tmp_path):
     lines = list(first.describe())
     assert f"rules: {rules}" in lines
     assert "warning: your policy wants 4 clients in a sum, and the site has 3" in lines
-    first.settle()
+    played(first)
     again = seat(site, home, rules_of(home, None))
     assert (again.rules, again.policy.fewest) == (rules, 4)
     rules.rename(tmp_path / "other.toml")
@@ -94,8 +100,12 @@ def test_rules_are_not_forgotten(site, tmp_path):
         rules_of(home, None)
     none = seat(site, home, rules_of(home, Path("none")))
     assert "rules: none" in list(none.describe())
-    none.settle()
+    played(none)
     assert rules_of(home, None) is None
+    spaced = tmp_path / " of ours \n"
+    spaced.write_text("fewest = 4\n")
+    played(seat(site, home, rules_of(home, spaced)))
+    assert rules_of(home, None) == spaced
 
 
 def test_a_network_that_no_machine_holds_is_refused_before_it_is_made(site):

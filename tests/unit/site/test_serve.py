@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import socket
 import threading
 import time
@@ -234,8 +235,7 @@ def test_a_site_says_how_it_is(site):
     nodes = {"lyon": {"clients": {"1": "answered", "2": "refused: weight 1e30"}, "down": 2000, "up": 1000}}
     line = {"round": 0, "present": ["lyon"], "asks": [{"question": "train", "reveal": ["pi"], "nodes": nodes}]}
     (site.record / ASKS).write_text(json.dumps(line) + "\n")
-    with site.lock.open("w") as server:
-        hold(server, site.root)
+    with hold(site):
         lines = list(describe_status(site, NOW + timedelta(seconds=5)))
         assert lines[-2] == "server: round 2 of 4, waiting for answers"
         assert "if 1 client or more are connected" in lines[-1]
@@ -261,10 +261,17 @@ def test_a_server_that_is_gone_is_said_to_be_as_soon_as_it_is(site, log):
         server, *rest = list(describe_status(site, NOW))[-1 - len(problem) :]
         assert server.startswith("server: ended at 2")
         assert rest == problem
-    with site.lock.open("w") as one, site.lock.open("w") as other:
-        hold(one, site.root)
-        with pytest.raises(FedtideError, match="a server plays this site already; end it first"):
-            hold(other, site.root)
+    with hold(site), pytest.raises(FedtideError, match="a server plays this site already; end it first"), hold(site):
+        pass
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(site):
+    site.lock.unlink(missing_ok=True)
+    os.mkfifo(site.lock)
+    for use in (lambda: hold(site).__enter__(), lambda: list(describe_status(site, NOW))):
+        with pytest.raises(FedtideError, match=r"server.lock: is a folder, a pipe or a device, allowed: a file"):
+            use()
+    site.lock.unlink()
 
 
 # -- logs and health ---------------------------------------------------------------------------------------------------

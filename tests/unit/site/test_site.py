@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from shutil import copytree
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -208,6 +209,17 @@ def test_more_nodes_are_invited_with_the_next_clients(copy):
     found = Site.read(copy.root)
     assert [node.name for node in found.roster.node] == [*NAMES, "paris", "porto"]
     assert found.digest == copy.digest
+    before = contents(copy.root)
+    assert invite(copy.root, "paris,porto:2") == [paris, porto]  # as after a kill, or an output that was lost
+    assert contents(copy.root) == before
+
+
+def test_tickets_of_a_roster_that_could_not_be_written_are_gone(copy, monkeypatch):
+    before = contents(copy.root)
+    monkeypatch.setattr("fedtide.site.site.write_roster", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        invite(copy.root, "paris")
+    assert contents(copy.root) == before
 
 
 def test_another_version_serves_no_site_and_invites_nobody(copy):
