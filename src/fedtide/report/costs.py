@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -224,7 +225,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> figures.Drawn | None:
 
     The same against the clock of the simulation: the time in which clients compute and send.{band}
     """
-    curves = _accuracy_against(record, lambda run: run.times("seconds")) if record.timed else {}
+    curves = accuracy_against(record, lambda run: run.times("seconds")) if record.timed else {}
     if not curves:
         return None
     longest = max(float(times[-1]) for of_runs in curves.values() for times, _ in of_runs if len(times))
@@ -246,7 +247,7 @@ def epsilon_and_accuracy(record: ExperimentRecord) -> figures.Drawn | None:
     curves = record.curves(lambda run: figures.by_round(_epsilon(run)))
     if not curves:
         return None
-    bought = {number: of_runs for number, of_runs in _accuracy_against(record, _epsilon).items() if number in curves}
+    bought = {number: of_runs for number, of_runs in accuracy_against(record, _epsilon).items() if number in curves}
     figure = Figure(figsize=(9.6 if bought else 6.4, 3.6))
     left, *others = figure.subplots(1, 1 + bool(bought), squeeze=False)[0]
     figures.bands(left, curves, record.names, "epsilon spent", scale=1.0)
@@ -258,17 +259,22 @@ def epsilon_and_accuracy(record: ExperimentRecord) -> figures.Drawn | None:
     return figures.svg(figure, "privacy budget")
 
 
-def _accuracy_against(
+def accuracy_against(
     record: ExperimentRecord, spent: Callable[[RunRecord], np.ndarray]
 ) -> dict[int, list[figures.Curve]]:
-    """Return the accuracies of each seed against the mean over seeds of what was spent by then."""
+    """Return the accuracies of each seed against the mean over seeds of what was spent by then.
+
+    They are those of evaluations that all seeds have. Of several at one cost it is the last, which that cost bought.
+    """
     curves = {}
     for number, of_runs in record.accuracies.items():
         runs = record.methods[number].runs
         judged = [(run, curve) for run, curve in zip(runs, of_runs, strict=True) if len(curve[0])]
-        if judged:
-            mean = figures.mean_of_runs([spent(run)[after.astype(int) - 1] for run, (after, _) in judged])
-            curves[number] = [(mean, values[: len(mean)]) for _, (_, values) in judged]
+        common = reduce(np.intersect1d, (after for _, (after, _) in judged)) if judged else np.empty(0)
+        if len(common):
+            mean = np.mean([spent(run)[common.astype(int) - 1] for run, _ in judged], axis=0)
+            last = np.append(np.diff(mean) > 0, True)
+            curves[number] = [(mean[last], values[np.isin(after, common)][last]) for _, (after, values) in judged]
     return curves
 
 

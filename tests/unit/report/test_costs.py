@@ -3,7 +3,9 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedtide.config import Claim, from_dict
@@ -11,7 +13,14 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS, read_lines
 from fedtide.evaluate.metrics import METRICS
 from fedtide.report.claims import format_claim, judge
-from fedtide.report.costs import clock_table, clustering_table, cost_table, epsilon_and_accuracy, measure
+from fedtide.report.costs import (
+    accuracy_against,
+    clock_table,
+    clustering_table,
+    cost_table,
+    epsilon_and_accuracy,
+    measure,
+)
 from fedtide.report.narrative import alarms
 from fedtide.report.page import write_report
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, read_experiment
@@ -350,3 +359,16 @@ def test_the_bytes_of_reports_and_the_seconds_of_clustering_are_by_themselves(tm
     assert values(summary, "Auxo", "clustering_longest")[0] <= values(summary, "Auxo", "clustering_seconds")[0]
     alone = replace(record, methods=record.methods[:1])
     assert clustering_table(alone, summarize(alone)) is None
+
+
+def test_accuracy_is_that_of_evaluations_that_all_seeds_have_and_of_one_cost_the_last():
+    """Scores that noise drowns are missing, at other rounds with each seed; banded noise costs the same for a while."""
+    first = np.array([2.0, 4.0, 6.0, 8.0]), np.array([0.1, 0.2, 0.3, 0.4])
+    second = np.array([2.0, 6.0, 8.0]), np.array([0.5, 0.6, 0.7])
+    runs = [np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 5.0])]
+    methods = [SimpleNamespace(runs=runs), SimpleNamespace(runs=[])]
+    record = SimpleNamespace(accuracies={0: [first, second], 1: []}, methods=methods)
+    curves = accuracy_against(record, lambda run: run)
+    told = [[part.tolist() for part in curve] for curve in curves.pop(0)]
+    assert told == [[[1.0, 4.0], [0.3, 0.4]], [[1.0, 4.0], [0.6, 0.7]]]
+    assert not curves
