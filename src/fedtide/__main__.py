@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from fedtide.cli.commands import main as run_command
     except (KeyboardInterrupt, RuntimeError) as error:
-        if not {type(error), type(error.__cause__)} & {KeyboardInterrupt}:  # the cause: see `run_command`
+        if KeyboardInterrupt not in (type(error), type(error.__cause__)):  # the cause of one in a class that is made
             raise
         print("fedtide: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -19,8 +19,8 @@ When to use it: clients differ, do much local work, and participate often. The s
 the first round, with everybody, it is twice the mean update. It sends as much as FedAvg.
 
 Choices:
-    - paper: the mean is uniform. The released code divides alpha by a client's
-      number of samples, relative to the mean number.
+    - paper: the mean is uniform. The released code divides alpha by a client's number of samples, relative to the mean
+      number.
     - paper: the step is `h / alpha` also for a small alpha, so FedDyn does not become FedAvg.
     - ours: only trainable parameters have `g_i` and `h`; running statistics are averaged.
     - ours: a client that joins has the gradient zero, and `h` is the mean over all clients from then on.

@@ -288,13 +288,14 @@ def sections(path: str = "") -> list[Section]:
         kinds = [table for table in tables if step in tags(table)]
         owners = [table for table in tables if step in _below(table)]
         if not kinds and not owners:
-            choices = {key for table in tables for key in (*_below(table), *tags(table))}
-            if step == path.partition(".")[0]:  # a key of a method is found without "method.", and any other is not
-                near = "did you mean" in nearest(step, sorted(top := {*_below(Experiment)} | choices))
-                choices = top if near else {*_below(Experiment)}
+            choices = [sorted({key for table in tables for key in (*_below(table), *tags(table))})]
+            if step == path.partition(".")[0]:  # of the top of the file, or of a method, whose name may be left out
+                choices.insert(0, sorted(_below(Experiment)))
+            hints = [nearest(step, words) for words in choices]
             other = next((f"did you mean '{place}'? A" for place in places(steps[-1])), "a")
-            hint = nearest(step, sorted(choices)) if tables else f"allowed: '{above}', which has no keys of its own"
-            hint = hint if "did you mean" in hint else f"{other}{hint[1:]}"
+            hint = next((hint for hint in hints if "did you mean" in hint), f"{other}{hints[0][1:]}")
+            if not tables:
+                hint = f"{other}llowed: '{above}', which has no keys of its own"
             raise FedtideError(f"keys: found '{path}', {hint}")
         inside = kinds or [inner for table in owners for inner in tables_in(_below(table)[step])]
         if not inside and number == len(steps) - 1:

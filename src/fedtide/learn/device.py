@@ -22,6 +22,7 @@ from fedtide.core.base import Weights
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import map_leaves, same
 from fedtide.models.base import BaseParameter, fixed_buffers
+from fedtide.models.branched import BATCH_NORMS
 
 CPU = "cpu"
 
@@ -217,7 +218,7 @@ class Scratch:
         self.stacks: dict[tuple[str, tuple[int, ...]], Any] = {}  # stacks for gradients, by use and shape of rows
         self._home: tuple[int, Weights] | None = None
         layers = list(self.module.modules())
-        self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
+        self.needs_pairs = any(isinstance(m, BATCH_NORMS) for m in layers)
 
     @property
     def weights(self) -> Weights:

@@ -16,14 +16,13 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Train
 from fedtide.learn.task import Task
 from fedtide.models.base import has_base
-from fedtide.models.branched import in_layer, refused_last_layer
+from fedtide.models.branched import BATCH_NORMS, in_layer, refused_last_layer
 
 HEAD, TRUNK, NORM, ALL = "head", "trunk", "norm", "all"
 """The last layer or the module "head", all other layers, layers that normalize, and all layers."""
 
 NORMS = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    *BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
 
 IsIn = Callable[[str], bool]

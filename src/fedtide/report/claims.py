@@ -164,8 +164,9 @@ def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
 
 CAPTION = (
     "A claim holds, or does not, if the 95 % confidence interval over seeds (Student's t) lies beyond the bound, or "
-    'short of it; else it is not seen. Each claim is judged by itself. "Our form" is a variant that no paper has.'
+    "short of it; else it is not seen. Each claim is judged by itself."
 )
+OURS = ' "Our form" is a variant that no paper has.'
 LATE = " A time ends with the run if the method never arrives."
 
 
@@ -185,7 +186,10 @@ def claims_by_point(summaries: Sequence[Summary]) -> Table:
 
 def about_claims(claims: Sequence[Judged]) -> str:
     """Return the caption of a table of claims."""
-    return CAPTION + LATE * any(claim.reached for claim in claims) if any(claim.verdict for claim in claims) else ""
+    if not any(claim.verdict for claim in claims):
+        return ""
+    ours = any("our form" in claim.claim for claim in claims)
+    return CAPTION + OURS * ours + LATE * any(claim.reached for claim in claims)
 
 
 def format_claim(claim: Judged) -> str:

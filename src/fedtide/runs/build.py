@@ -42,7 +42,7 @@ from fedtide.fleets.liars import with_liars
 from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import question_cost
 from fedtide.learn.module_check import Embeddings, check_module
-from fedtide.learn.target import Classes
+from fedtide.learn.target import CLASSES, Classes, Target
 from fedtide.learn.task import Task
 from fedtide.models.adapters import adapter_files, load_adapters
 from fedtide.models.networks import initialize
@@ -291,20 +291,26 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
     return (*metrics_for(TARGET_WORDS[experiment.data.target.kind]), *metrics)
 
 
-def read_metric(value: Any, key: str) -> tuple[Metric, ...]:
+def read_metric(value: Any, key: str, target: Target) -> tuple[Metric, ...]:
     """Read a metric of Python: one as it is, a function of scores, or a name.
 
-    >>> [metric.name for metric in read_metric("auc", "metrics[0]")]
+    >>> [metric.name for metric in read_metric("auc", "metrics[0]", CLASSES)]
     ['auc', 'auc_bound']
     """
-    if isinstance(value, Metric):
-        return (value,)
     named = {name: metrics for name, metrics in SHIPPED.items() if name != "bits-per-byte"}  # whose tokens are a run's
     if isinstance(value, str) and value in named:
-        return named[value]
-    if not callable(value):
+        metrics = named[value]
+    elif isinstance(value, Metric):
+        metrics = (value,)
+    elif callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        metrics = (Metric(name, partial(_valued, value, key, {})),)
+    else:
         raise refused(key, value, f"a function of scores, a Metric, or {quote([*named])}")
-    return (Metric(getattr(value, "__name__", type(value).__name__), partial(_valued, value, key, {})),)
+    if target != CLASSES and (metrics in named.values() or metrics[0].needs):
+        allowed = "metrics of your own, or classes"
+        raise refused(key, metrics[0].name, allowed, f"the target is '{target.kind}'")
+    return metrics
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:

@@ -117,13 +117,11 @@ def predict_file(
         return len(names), ()
     x = seen_rows(trained, path)
     outputs = outputs_of(x)
-    classes = target == CLASSES
-    files = names_of_files(path)
-    write_text(
-        out,
-        table(outputs, names_of_classes(trained), files) if classes else table_of(target.columns(outputs)),
-        new=True,
-    )
+    if target == CLASSES:
+        text = table(outputs, names_of_classes(trained), names_of_files(path))
+    else:
+        text = table_of(target.columns(outputs))
+    write_text(out, text, new=True)
     return len(x), ()
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -107,16 +108,18 @@ def write_settings(folder: Path, worker: Mapping[str, Any], line: LineSettings) 
         line: settings of its stream.
     """
     (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / "run" / f"worker-{os.getpid()}.json"  # of its own, until the process has the lock of the folder
+    path = folder / "run" / f"worker.json.{secrets.token_hex(8)}.writing"  # until the process has the folder's lock
     path.write_text(json.dumps({**worker, "line": asdict(line)}), encoding="utf-8")
     return path
 
 
 def keep_settings(path: Path) -> Path:
     """Make settings those of the node's folder, whose lock this process holds; return the file."""
-    policy = json.loads(path.read_text(encoding="utf-8")).get("policy")
-    write_text(path.parents[1] / RULES, policy or "")
-    return path.replace(path.with_name("worker.json"))
+    text, kept = path.read_text(encoding="utf-8"), path.with_name("worker.json")
+    write_text(path.parents[1] / RULES, json.loads(text).get("policy") or "")
+    write_text(kept, text)
+    path.unlink()
+    return kept
 
 
 class Worker:
@@ -358,10 +361,11 @@ def main(path: Path) -> int:
         end_with_parent()
     try:
         lock_file, alive = _lock(path.with_name("lock"), log)
-    except SystemExit:
-        path.unlink()
-        raise
-    path = keep_settings(path)
+        path = keep_settings(path)
+    except (FedtideError, OSError) as error:
+        path.unlink(missing_ok=True)
+        log.say("process", f"error: {error}")
+        return 2
 
     def say(text: str) -> None:
         log.say("process", text)
@@ -431,8 +435,7 @@ def _lock(path: Path, log: Log) -> tuple[TextIO, TextIO]:
                 log.say("process", "waits for another process of this node to end")
             waits = True
             if runs or time.monotonic() > until:
-                log.say("process", f"error: {path.parent.parent}: {RUNS_ALREADY}")
-                sys.exit(2)
+                raise FedtideError(f"{path.parent.parent}: {RUNS_ALREADY}") from None
             time.sleep(LOOK)
 
 

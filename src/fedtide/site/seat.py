@@ -199,10 +199,10 @@ class Seat:
             raise FedtideError(f"{self.home}: is the folder of node '{others[0].stem}'; allowed: {allowed}")
 
     def settle(self) -> bool:
-        """Make the node's folder and key if they are missing, note its policy; tell whether the key is new.
+        """Make the node's folder and key if they are missing; tell whether the key is new.
 
         Raises:
-            FedtideError: another process runs this node, which would go on with the policy and the rows of this one.
+            FedtideError: another process runs this node.
         """
         if is_locked(self.home / "run" / "alive"):
             raise FedtideError(f"{self.home}: {RUNS_ALREADY}")

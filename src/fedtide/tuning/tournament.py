@@ -374,14 +374,8 @@ def remove(root: Path) -> None:
     """Remove what a tournament wrote, by its names, and the folder; what a person put into it stays."""
     record = read_tournament(root, imports=False)
     runs = {run.folder.relative_to(root).parts[0] for run in plan(played_by(record.study), root)}
-    for name in (
-        "config.toml",
-        LADDER,
-        "environment.json",
-        "shift",
-        INSPECTION,
-        *runs,
-    ):  # the first makes it a folder of ours
+    ours = "config.toml", LADDER, "environment.json", "shift", INSPECTION  # without the first it is nothing to resume
+    for name in (*ours, *runs):
         path = root / name
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     with suppress(OSError):

@@ -333,15 +333,16 @@ def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
     >>> at_edge(Range(low=0.01, high=1.0, log=True), 0.9), at_edge(Range(low=0.0, high=1.0), 0.5)
     ('high', None)
 
-    Of choices the least and the largest number are ends. Nothing lies below 1 epoch, step or model.
+    Of choices the least and the largest number are ends. A count of 1 is none, because nothing lies below.
 
     >>> at_edge(Range(choices=[0.1, 0.3, 1.0]), 1.0), at_edge(Range(choices=["sgd", "adam"]), "adam")
     ('high', None)
     """
-    if isinstance(value, int) and value <= 1:
+    numbers = sorted({c for c in range_.choices or () if isinstance(c, int | float) and not isinstance(c, bool)})
+    counts = range_.whole if range_.choices is None else all(isinstance(number, int) for number in numbers)
+    if counts and value == 1 == (numbers[0] if numbers else range_.low):
         return None
     if range_.choices is not None:
-        numbers = sorted({c for c in range_.choices if isinstance(c, int | float) and not isinstance(c, bool)})
         inside = len(numbers) < 2 or value not in (numbers[0], numbers[-1])
         return None if inside else "low" if value == numbers[0] else "high"
     if range_.low is None or range_.high is None or range_.low == range_.high:

@@ -140,3 +140,11 @@ def test_a_metric_is_a_function_of_scores_or_a_name():
     ):
         with pytest.raises(ft.FedtideError, match=said):
             ft.simulate(method, people, rounds=1, metrics=metrics)
+    numbers = ft.population(torch.randn(60, 3), torch.randn(60), ft.data.IID(4), target="number")
+    method = ft.algorithms.fedavg(ft.Task(lambda: torch.nn.Linear(3, 1), target=numbers.target), cohort=2)
+    assert (
+        "wrong_rows"
+        in ft.simulate(method, numbers, rounds=1, metrics=[wrong_rows]).lines[-1]["scores"]["train_clients"]
+    )
+    with pytest.raises(ft.FedtideError, match=r"metrics\[0\]: found 'macro-f1', but the target is 'number'; allowed: "):
+        ft.simulate(method, numbers, rounds=1, metrics=["macro-f1"])
