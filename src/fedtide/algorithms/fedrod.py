@@ -16,7 +16,7 @@ When to use it: clients hold few of the classes. One model for all and one for e
 
 Choices:
     - paper: both steps are taken on the same batches with the same optimizer. The recorded loss is the sum of both.
-    - ours: P begins as G, but its last layer at zero; in PFLlib all of it is a copy of G. A client that never trained
+    - ours: P begins as a copy of G whose last layer is zero; in PFLlib it is a whole copy. A client that never trained
       is evaluated with G.
     - paper: G alone is evaluated beside the personalized predictions, as "generic head".
     - paper: P has the form of the last layer of the network.

@@ -387,7 +387,7 @@ def inspect(
 
 
 def check(algorithm: str, *, sets: Sets = ()) -> "list[LawVerdict]":
-    """Check an algorithm against the laws, which are property tests that all have to pass, on a toy federation.
+    """Check an algorithm on a toy federation against the laws: property tests that all algorithms have to pass.
 
     Args:
         algorithm: your own module:function, or a registered name.

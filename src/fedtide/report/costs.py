@@ -264,7 +264,7 @@ def accuracy_against(
 ) -> dict[int, list[figures.Curve]]:
     """Return the accuracies of each seed against the mean over seeds of what was spent by then.
 
-    They are those of evaluations that all seeds have. Of several at one cost it is the last, which that cost bought.
+    Evaluations that all seeds have count, and of several at one cost the last.
     """
     curves = {}
     for number, of_runs in record.accuracies.items():

@@ -206,7 +206,7 @@ class Python(user_code.Python):
 
 
 def read_own(value: Any) -> Any:
-    """Read a part of a person's own, such as `AwakeBy`, as what a function of theirs returns."""
+    """Wrap an object of a person's own, such as `AwakeBy`, or a function that makes one; leave what a file may have."""
     if is_written(value):
         return value
     return Python(value if callable(value) else lambda: value)

@@ -311,7 +311,7 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
         array = values if isinstance(values, Tensor) else np.require(np.ascontiguousarray(values), requirements="W")
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError) as error:
-        hint = "of a data set it is ft.data.stack(dataset)"
+        hint = "for a data set use ft.data.stack(dataset)"
         raise FedtideError(f"{name}: {column}: not an array of numbers ({error}); {hint}") from None
     if tensor.is_complex():
         raise refused(f"{name}: type of {column}", str(tensor.dtype), "real numbers")
