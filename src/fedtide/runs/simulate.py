@@ -247,10 +247,10 @@ def simulate(
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, question_cost(algorithm))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    told = [*metrics_for(TARGET_WORDS[population.target.kind])]
+    reported = [*metrics_for(TARGET_WORDS[population.target.kind])]
     for number, metric in enumerate(metrics):
-        told += read_metric(metric, f"simulate.metrics[{number}]", population.target)
-    judge = Judge(algorithm, fleet, judged, metrics=told)
+        reported += read_metric(metric, f"simulate.metrics[{number}]", population.target)
+    judge = Judge(algorithm, fleet, judged, metrics=reported)
     probe = probe_of(forgetting, fleet, seed, "client")
     record = None
     lines, at, accuracy, forgotten = [], [], [], []

@@ -115,11 +115,11 @@ def write_settings(folder: Path, worker: Mapping[str, Any], line: LineSettings) 
 
 def keep_settings(path: Path) -> Path:
     """Make settings those of the node's folder, whose lock this process holds; return the file."""
-    text, kept = path.read_text(encoding="utf-8"), path.with_name("worker.json")
+    text, file = path.read_text(encoding="utf-8"), path.with_name("worker.json")
     write_text(path.parents[1] / RULES, json.loads(text).get("policy") or "")
-    write_text(kept, text)
+    write_text(file, text)
     path.unlink()
-    return kept
+    return file
 
 
 class Worker:
