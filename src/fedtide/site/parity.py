@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,16 +151,16 @@ class Process:
 
     Args:
         name: name in the log.
-        command: command of the process.
+        command: makes the command of the process, anew for each start.
         log: takes its lines.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Log) -> None:
+    def __init__(self, name: str, command: Callable[[], Sequence[str]], log: Log) -> None:
         self._name, self._command, self._log = name, command, log
 
     def __enter__(self) -> "Process":
         self.process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         threading.Thread(target=self._pass_on, args=(self.process,), daemon=True).start()
         return self
@@ -184,7 +184,8 @@ class Process:
 
 def server_of(site: Site, log: Log) -> Process:
     """Return the server of a rehearsal."""
-    return Process("server", [sys.executable, "-P", "-m", "fedtide.site.parity", str(site.root.absolute())], log)
+    command = [sys.executable, "-P", "-m", "fedtide.site.parity", str(site.root.absolute())]
+    return Process("server", lambda: command, log)
 
 
 def node_of_rehearsal(site: Site, name: str, log: Log, slow: Sequence[int] = ()) -> Process:
@@ -196,7 +197,7 @@ def node_of_rehearsal(site: Site, name: str, log: Log, slow: Sequence[int] = ())
     settings: dict[str, Any] = {"site": str(root), "home": str(place)}
     if slow:
         settings["slow"] = list(slow)
-    return Process(name, node_command(write_settings(place, settings, line)), log)
+    return Process(name, lambda: node_command(write_settings(place, settings, line)), log)  # a start takes its file
 
 
 def look_at_server(site: Site, server: Process, since: float) -> Status | None:
@@ -223,19 +224,26 @@ def wait_for_server(site: Site, server: Process) -> None:
 def watch_rounds(
     site: Site, server: Process, plan: Sequence[tuple[int, str]], nodes: Mapping[str, Process], log: Log
 ) -> None:
-    """Wait until all rounds are over, and kill on the way: after so many rounds a node, or the server ("")."""
+    """Wait until all rounds are over, and kill on the way: after so many rounds a node, or the server ("").
+
+    Raises:
+        FedtideError: the server or a node has failed, or nothing has happened for too long.
+    """
     rounds, moved, left = -1, time.monotonic(), list(plan)
     while server.process.poll() is None:
         status = look_at_server(site, server, moved)
+        for name, node in nodes.items():
+            if node.process.poll():
+                raise FedtideError(f"node {name} ended with status {node.process.returncode}; see the lines above")
         if status is None:
             continue
         if status.round != rounds:
             rounds, moved = status.round, time.monotonic()
         if left and rounds >= left[0][0] and status.phase == "playing":
             time.sleep(MIDST)
-            _, node = left.pop(0)
-            log.say("kill", f"killing {f'node {node}' if node else 'the server'} in round {rounds + 1}")
-            (nodes[node] if node else server).restart()
+            _, killed = left.pop(0)
+            log.say("kill", f"killing {f'node {killed}' if killed else 'the server'} in round {rounds + 1}")
+            (nodes[killed] if killed else server).restart()
             moved = time.monotonic()
     look_at_server(site, server, moved)
 

@@ -1,9 +1,11 @@
 """Nodes with rows in files, all the way: asked, recorded, and played again in simulation with the same bits."""
 
 import html
+import io
 import json
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +33,8 @@ from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from fedtide.site.accounts import forget
 from fedtide.site.client_rows import FileRows, algorithm_without_rows
-from fedtide.site.parity import differences, replay
+from fedtide.site.machine import Log
+from fedtide.site.parity import Process, differences, replay, watch_rounds
 from fedtide.site.seat import Seat
 from fedtide.site.site import Site, invite
 from fedtide.site.tickets import Ticket
@@ -304,3 +307,18 @@ def judge_at(copy: tuple[Path, Path]) -> Judge:
     host = host_at(site)
     fleet = fleet_at(site, {}, host) if (copy[1] / LEDGER).is_file() else near_fleet(host, 1, copy[0] / "nodes")
     return Judge(host.algorithm, fleet, [], site.method.decide_per)
+
+
+def test_a_node_that_ends_in_failure_ends_a_rehearsal_at_once(tmp_path):
+    """The server would wait for it until the rehearsal is given up."""
+    log, site = Log(file=io.StringIO()), made(tmp_path, "FedAvg")
+
+    def process(name: str, code: str) -> Process:
+        return Process(name, lambda: [sys.executable, "-c", code], log)
+
+    with (
+        process("server", "import time; time.sleep(60)") as server,
+        process("lyon", "raise SystemExit(2)") as lyon,
+        pytest.raises(FedtideError, match="node lyon ended with status 2; see the lines above"),
+    ):
+        watch_rounds(site, server, [], {"lyon": lyon}, log)
