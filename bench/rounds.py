@@ -366,7 +366,7 @@ def found(name: str, played: Mapping[str, Taken], peers: Sequence[str]) -> list[
         if rivals:
             theirs = min(rivals, key=middle_of.__getitem__)
             q1, ratio, q3 = quartiles(taken[theirs] / taken[ours], 3)
-            about = {"work": name, "title": WORKS[name].title, "goal": goal.ratio, "ours": goal.ours}
+            about = {"work": name, "title": WORKS[name].title, "ours": goal.ours}
             lines.append({**about, "contender": ours, "peer": theirs, "q1": q1, "ratio": ratio, "q3": q3})
     return lines
 
@@ -393,7 +393,7 @@ def show(lines: list[dict[str, Any]], goals: list[dict[str, Any]]) -> None:
         console.print(f"not installed, or not asked for: {', '.join(missing)}; make bench-peers")
     for line in goals:
         times = f"{line['ratio']:.2f} times as long ({line['q1']:.2f} to {line['q3']:.2f})"
-        console.print(f"{line['contender']} against {line['peer']}: {times}; goal {line['goal']}")
+        console.print(f"{line['contender']} against {line['peer']}: {times}")
 
 
 def main() -> None:

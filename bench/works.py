@@ -71,28 +71,28 @@ FEW_CHANNELS = (
 WORKS = {
     "logistic": Work(
         "logistic regression 784-10, 10 x 60 rows, batch 10", {"kind": "linear"}, 10, 60, 10,
-        goals=(Goal(1.5, limit="nine tenths of a round are calls of Python and torch, not arithmetic"),),
+        goals=(Goal(2.0, limit="nine tenths of a round are calls of Python and torch, not arithmetic"),),
     ),
     "mlp": Work(
         "MLP 784-200-10, 100 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 100, 50, 10,
-        goals=(Goal(2.2, limit="half of a round is products near the speed of large ones, the rest moves weights"),),
+        goals=(Goal(2.0, limit="half of a round is products near the speed of large ones, the rest moves weights"),),
     ),
     "lenet": Work(
         "LeNet-5, 10 x 100 rows, batch 20", {"kind": "lenet5"}, 10, 100, 20, True,
-        goals=(Goal(1.4, "one by one", limit=FEW_CHANNELS), Goal(1.6, "stacked", limit=FEW_CHANNELS)),
+        goals=(Goal(2.0, "one by one", limit=FEW_CHANNELS), Goal(2.0, "stacked", limit=FEW_CHANNELS)),
     ),
     "cnn": Work(
         "CNN of 1.2 M parameters, 10 x 100 rows, batch 20", {"kind": "cnn"}, 10, 100, 20, True,
         goals=(
-            Goal(1.15, limit="its large convolution is as fast as a product of large matrices, for peers as for us"),
-            Goal(1.8, "bf16", limit="pools, activations, losses and steps stay in float32, and convolutions gain less "
+            Goal(1.35, limit="its large convolution is as fast as a product of large matrices, for peers as for us"),
+            Goal(2.4, "bf16", limit="pools, activations, losses and steps stay in float32, and convolutions gain less "
                  "than products"),
         ),
     ),
     "small-cnn": Work(
         "small-cnn, 10 x 60 rows, batch 20", {"kind": "small-cnn"}, 10, 60, 20, True,
         goals=(
-            Goal(1.4, "one by one", "pfl", FEW_CHANNELS),
+            Goal(2.0, "one by one", "pfl", FEW_CHANNELS),
             Goal(2.0, "stacked", "pfl", FEW_CHANNELS),
             Goal(12.0, against="flower", limit=FEW_CHANNELS),
         ),
