@@ -57,11 +57,11 @@ def read_facts(header: Mapping[str, Any]) -> dict[str, Any]:
     >>> read_facts({"machine": {"load": "much"}}), read_facts({})
     ({}, {})
     """
-    told = header.get("machine") if isinstance(header, Mapping) else None  # a node may say anything
-    if told is None:
+    machine = header.get("machine") if isinstance(header, Mapping) else None  # a node may say anything
+    if machine is None:
         return {}
     try:
-        facts = messages.read(MachineHeader, told, "machine")
+        facts = messages.read(MachineHeader, machine, "machine")
     except FedtideError:
         return {}
     return {"load": facts.load, "memory": facts.memory, "log": tuple(map(visible_line, facts.log))}
