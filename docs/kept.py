@@ -194,9 +194,11 @@ def fresh_line(result: dict[str, Any]) -> list[str]:
     if not pairs:
         return []
     which = "All" if all(joined) else f"{sum(joined)} of {len(joined)}"
-    judged = f"{which} verdicts are those of all seeds"
-    if not any(joined):
-        judged = "Verdicts below are those of the first seeds, because of these no values by seed were kept"
+    judged = (
+        f"{which} verdicts are those of all seeds"
+        if any(joined)
+        else "Verdicts below are of the first seeds alone, because their values by seed were not kept"
+    )
     return [
         f"{result['fresh']} fresh seeds, at which nobody had looked, were played later. Alone they give "
         f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} alike. {judged}."

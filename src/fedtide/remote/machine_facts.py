@@ -54,8 +54,8 @@ def read_facts(header: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> read_facts({"machine": {"load": 0.5, "log": ["a\\x1b[2J\\ufffd"]}})
     {'load': 0.5, 'memory': None, 'log': ('a\\\\x1b[2J?',)}
-    >>> read_facts({"machine": {"load": "much"}}), read_facts({})
-    ({}, {})
+    >>> read_facts({"machine": {"load": "much"}}), read_facts({}), read_facts([])
+    ({}, {}, {})
     """
     machine = header.get("machine") if isinstance(header, Mapping) else None  # a node may say anything
     if machine is None:
