@@ -94,8 +94,7 @@ def watched(site: Site, monkeypatch, steps: list[Any], screen: Console) -> str:
         site.status.write_bytes(step) if isinstance(step, bytes) else step.write(site.status)
 
     monkeypatch.setattr(live.time, "sleep", write)
-    with site.lock.open("w") as server:
-        hold(server, site.root)
+    with hold(site):
         follow(site, screen)
     return screen.file.getvalue()
 
