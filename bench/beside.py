@@ -7,18 +7,16 @@ process, in turns alone and beside the other. And two workers, whose sums are ad
 nobody else playing: the turns of `rounds.py` find their caches full of others' numbers.
 """
 
-import argparse
 import multiprocessing
 import time
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from rich.console import Console
 
-from machine import RESULTS, append, computed, machine, now, quartiles
+from machine import among, append, computed, machine, now, options, quartiles
 from rounds import LEAST, TIMED, UNTIMED, WARM_UP, Contender, player, rounds_for
 from works import WORKS
 
@@ -86,13 +84,12 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=20, help="turns")
-    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--works", type=among(WORKS), default=[*WORKS], help="which works, separated by commas")
     given = parser.parse_args()
     date, where = now(), machine()
-    for name in given.works.split(","):
+    for name in given.works:
         line = measured(name, given.repeats)
         said = f"{line['alone_ms']:.2f} ms alone, {line['beside_ms']:.2f} ms beside the same"
         Console(width=120).print(f"{line['title']}: {said}: {line['ratio']:.2f} ({line['q1']:.2f} to {line['q3']:.2f})")

@@ -10,9 +10,7 @@ divide their rows among K whole models, and Fielding, whose clients train one of
 reported, never asserted.
 """
 
-import argparse
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.steps import mean_losses
 from fedtide.runs.build import host_of, task_of
-from machine import RESULTS, append, machine, now, quartiles, timed
+from machine import among, append, machine, now, options, quartiles, timed
 from works import ENDLESS, RATE, Work, federation, source
 
 WORKS = {
@@ -206,21 +204,14 @@ def measure_each(
     show: Callable[[list[dict[str, Any]]], None],
 ) -> None:
     """Read the command line; measure, print and append what is asked for, for each of the kinds."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(about)
     parser.add_argument("--repeats", type=int, default=repeats, help="how often each is timed")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     for option, allowed in (("algorithms", algorithms), kinds):
-        parser.add_argument(f"--{option}", default=",".join(allowed), help="which, separated by commas")
+        parser.add_argument(f"--{option}", type=among(allowed), default=[*allowed], help="which, separated by commas")
     given = parser.parse_args()
-    chosen = {}
-    for option, allowed in (("algorithms", algorithms), kinds):
-        chosen[option] = getattr(given, option).split(",")
-        for name in chosen[option]:
-            if name not in allowed:
-                parser.error(f"--{option}: found '{name}', allowed: {', '.join(allowed)}")
     date, where = now(), machine()
-    for kind in chosen[kinds[0]]:
-        lines = measured(kind, chosen["algorithms"], given.repeats)
+    for kind in getattr(given, kinds[0]):
+        lines = measured(kind, given.algorithms, given.repeats)
         show(lines)
         append(given.out, [{"bench": bench, "date": date, **line, **where} for line in lines])
 

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +22,7 @@ from fedtide.core.loop import begin, play
 from fedtide.fleets.engines import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
-from machine import MB, RESULTS, append, machine, now, resident
+from machine import MB, among, append, machine, now, options, resident
 from works import source
 
 PICTURES = 60_000
@@ -34,6 +33,7 @@ CROWD = 1_000_000
 COHORTS = (10, 100, 1_000, 10_000)
 MODELS = (1, 2, 4, 8, 16, 32, 64)
 """Models of IFCA, of which each client judges all and trains one."""
+SOURCES = ("shared", "generated")
 CURVES = ("registered", "cohorts", "models")
 SEED = 0
 
@@ -109,11 +109,10 @@ def apart(**point: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of rounds for each point")
-    parser.add_argument("--sources", default="shared,generated")
-    parser.add_argument("--curves", default=",".join(CURVES), help="which, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--sources", type=among(SOURCES), default=[*SOURCES])
+    parser.add_argument("--curves", type=among(CURVES), default=[*CURVES], help="which, separated by commas")
     parser.add_argument("--probe", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.probe:
@@ -125,9 +124,8 @@ def main() -> None:
         *(("cohorts", CROWD, cohort, None) for cohort in COHORTS),
         *(("models", CROWD, COHORTS[1], models) for models in MODELS),
     ]
-    curves = given.curves.split(",")
-    for kind in given.sources.split(","):
-        for bench, clients, cohort, models in (point for point in points if point[0] in curves):
+    for kind in given.sources:
+        for bench, clients, cohort, models in (point for point in points if point[0] in given.curves):
             line = apart(kind=kind, clients=clients, cohort=cohort, seconds=given.seconds, models=models)
             lines.append({"bench": bench, "date": date, **line, **where})
             Console().print(

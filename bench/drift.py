@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from fedtide.clusters.triggers import FixedFraction, event_of
 from fedtide.core.base import Weights
 from fedtide.core.rng import Rng
 from fedtide.fleets.engines import threads
-from machine import RESULTS, append, machine, now, peak_of, quartiles, timed
+from machine import append, machine, now, options, peak_of, quartiles, timed
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
 """As in the paper: the clients of FMoW, and those whose gradients were clustered; and how wide an embedding is."""
@@ -191,12 +190,11 @@ def show(lines: list[dict[str, Any]], grown: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument(
         "--repeats", type=int, default=10, help="how often each is timed; what is short five times that"
     )
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="the most clients")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with threads(1):

@@ -6,9 +6,7 @@ The three take turns. Cross-entropy against itself says how much of a difference
 asserted.
 """
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models.networks import CNN
-from machine import RESULTS, append, machine, now, quartiles
+from machine import append, machine, now, options, quartiles
 
 ROWS, BATCH, CLASSES, HELD = 128, 32, 62, 5
 CONTENDERS = {"cross-entropy": CrossEntropy(), "re-weighted softmax": WSM(), "cross-entropy again": CrossEntropy()}
@@ -71,9 +69,8 @@ def measured(repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=60, help="how often each is timed")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     given = parser.parse_args()
     date, where = now(), machine()
     lines = measured(given.repeats)

@@ -1,5 +1,6 @@
-"""What a line of results says about the machine, and the memory of processes."""
+"""What a line of results says about the machine, the memory of processes, and options of all benches."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -7,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,26 @@ from torch import Tensor
 RESULTS = Path(__file__).with_name("results.jsonl")
 MB = 1_000_000
 QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def options(about: str | None) -> argparse.ArgumentParser:
+    """Make a parser with the option that all benches have."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    return parser
+
+
+def among(allowed: Collection[str]) -> Callable[[str], list[str]]:
+    """Make the type of an option: names separated by commas, none if it is empty."""
+
+    def names(text: str) -> list[str]:
+        found = [name for name in text.split(",") if name]
+        for name in found:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"found '{name}', allowed: {', '.join(allowed)}")
+        return found
+
+    return names
 
 
 def now() -> str:

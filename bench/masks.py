@@ -8,10 +8,8 @@ the processor, in one thread. Messages are not sent: over Flower each of them ta
 asserted.
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -27,7 +25,7 @@ from fedtide.wire.pipeline import FEWEST, Wire
 from fedtide.wire.shares import needed
 from fedtide.wire.unmask import recovered, unmasked, unsealed
 from fedtide.wire.vector import form_of, opened
-from machine import RESULTS, append, machine, now
+from machine import append, machine, now, options
 
 
 def cost(numbers: int, nodes: int, dropped: int, vanished: int, number: int) -> dict[str, float]:
@@ -86,12 +84,11 @@ def cost(numbers: int, nodes: int, dropped: int, vanished: int, number: int) -> 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--numbers", type=int, default=1_200_000)
     parser.add_argument("--nodes", default="5,10,20")
     parser.add_argument("--dropped", default="0,1")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     seconds = ("fixed point", "shares", "masks", "show")
     names = [f"{name} s" for name in (*seconds, "client", "server")]

@@ -6,7 +6,6 @@ The run is killed in its last round and goes on with `fedtide resume`. It needs 
 the disk, 29 GB by default, and removes what it wrote.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 import tomli_w
 
-from machine import MB, RESULTS, machine, now, told
+from machine import MB, machine, now, options, told
 from works import source
 
 MODEL = "cnn"
@@ -127,11 +126,10 @@ def measured(clients: int, rounds: int, place: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--clients", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=2, help="all clients take part in each")
     parser.add_argument("--folder", type=Path, default=None, help="where there is room; by default the system's")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
     given = parser.parse_args()
     line = {"bench": "memory", "date": now(), **measured(given.clients, given.rounds, given.folder), **machine()}
     told("clients that keep much", line, given.out)

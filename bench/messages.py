@@ -8,7 +8,6 @@ says, in an environment of its own (`make flower` makes one). Flower
 starts Python anew for each question and looks for messages every few seconds; ours keeps a stream and a worker.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -30,7 +29,7 @@ from fedtide.site.parity import free_port
 from helpers.federation import RUN, Federation, until
 from helpers.processes import offspring, used
 from helpers.serving import Serving
-from machine import RESULTS, machine, now, told
+from machine import machine, now, options, told
 
 WAIT = 400.0
 SIZES = {"1 kB": 1_000, "250 kB": 250_000, "20 MB": 20_000_000}
@@ -312,10 +311,9 @@ def _held(number: int) -> float:
 
 def main() -> None:
     """Measure all of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--trips", type=int, default=20)
     parser.add_argument("--flower", type=Path, default=Path(".venv/flower/bin"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     line: dict[str, object] = {"bench": "messages", "date": now(), "trips": given.trips}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

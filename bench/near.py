@@ -7,7 +7,6 @@ seconds of the processor count, as the disk's are not ours: nodes flush memory t
 clients keep lies in files as in a run, in the simulation too; "ram" is a simulation that keeps it in RAM.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from fedtide.fleets.engines import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import host_of
-from machine import RESULTS, machine, now, told
+from machine import machine, now, options, told
 from works import ENDLESS, RATE, source
 
 METHODS = ("fedavg", "scaffold")
@@ -69,12 +68,11 @@ def seconds(rounds: Iterator[Any]) -> float:
 
 def main() -> None:
     """Measure each method."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--home", type=Path, default=None, help="where the nodes' folders are; /dev/shm is no disk")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     for algorithm in METHODS:
         with tempfile.TemporaryDirectory(dir=given.home) as folder, threads(1):

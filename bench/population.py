@@ -3,10 +3,8 @@
 python bench/population.py [--clients 1000000] [--rounds 200] [--model small-cnn] [--out bench/results.jsonl]
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +18,7 @@ from fedtide.core.loop import begin, play
 from fedtide.fleets.engines import Host, LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs.build import host_of
-from machine import RESULTS, machine, now, resident, told
+from machine import machine, now, options, resident, told
 from works import source
 
 COHORT = 100
@@ -142,12 +140,11 @@ def one_pass(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--clients", type=int, default=1_000_000, help="how many are registered")
     parser.add_argument("--rounds", type=int, default=200, help="rounds after the first")
     parser.add_argument("--model", choices=("small-cnn", "linear"), default="small-cnn")
     parser.add_argument("--repeats", type=int, default=9, help="evaluations")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     given = parser.parse_args()
     date, where = now(), machine()
     crowded = population(given.clients, given.rounds, given.model)

@@ -3,7 +3,6 @@
 python bench/precision.py [--seeds 5] [--rounds 60] [--model cnn] [--out bench/results.jsonl]
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ from typing import Any
 from fedtide.config import Experiment, from_dict
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create
-from machine import RESULTS, machine, now, told
+from machine import machine, now, options, told
 
 COHORT = 10
 LATE = 5
@@ -76,11 +75,10 @@ def compared(seeds: int, rounds: int, model: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--model", choices=("cnn", "small-cnn"), default="cnn")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
     given = parser.parse_args()
     line = {"bench": "precision", "date": now(), **compared(given.seeds, given.rounds, given.model), **machine()}
     told("bfloat16 against float32", line, given.out)

@@ -5,7 +5,6 @@ python bench/report.py [--clients 3400] [--rounds 300] [--every 4] [--profile] [
 The records are those of a real run of a small model, which is played first and takes longer than what is measured.
 """
 
-import argparse
 import cProfile
 import pstats
 import sys
@@ -18,7 +17,7 @@ from fedtide.config import Experiment, from_dict
 from fedtide.report.page import write_report
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create
-from machine import MB, RESULTS, machine, now, peak_of, told
+from machine import MB, machine, now, options, peak_of, told
 from works import source
 
 ROWS = 25
@@ -79,12 +78,11 @@ def measured(clients: int, rounds: int, every: int, *, profiled: bool) -> dict[s
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--clients", type=int, default=3400)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--every", type=int, default=4, help="rounds between evaluations")
     parser.add_argument("--profile", action="store_true", help="print where the time goes; slows it, nothing is kept")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
     given = parser.parse_args()
     date, where = now(), machine()
     line = measured(given.clients, given.rounds, given.every, profiled=given.profile)

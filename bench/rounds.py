@@ -32,7 +32,7 @@ from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.runs.build import host_of, spec_of
-from machine import RESULTS, append, computed, cores, machine, now, peak_of, quartiles, timed
+from machine import among, append, computed, cores, machine, now, options, peak_of, quartiles, timed
 from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone
 from works import ENDLESS, WORKS, Goal, Work, experiment, naive
@@ -398,29 +398,25 @@ def show(lines: list[dict[str, Any]], goals: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Check, measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=15, help="turns, with two timed rounds of each contender")
-    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which peers, of those installed; '' for none")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--works", type=among(WORKS), default=[*WORKS], help="which works, separated by commas")
+    parser.add_argument(
+        "--peers", type=among(PEERS), default=[*PEERS], help="which peers, of those installed; '' for none"
+    )
     parser.add_argument("--no-memory", action="store_true", help="measure neither memory nor start")
     parser.add_argument("--alone", nargs=2, metavar=("WORK", "CONTENDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.alone:
         alone(*given.alone)
         return
-    works, peers = given.works.split(","), [peer for peer in given.peers.split(",") if peer]
-    for option, names, allowed in (("--works", works, tuple(WORKS)), ("--peers", peers, PEERS)):
-        for name in names:
-            if name not in allowed:
-                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
     date, where = now(), {**machine(), "peers": versions()}
     if cores() < 2:
         print("fewer than two cores: contenders with two threads or processes will not do well")
-    for name in works:
-        check(WORKS[name], peers)
-        played = measure(WORKS[name], given.repeats, peers)
-        lines, goals = results(name, played, peers, memory=not given.no_memory), found(name, played, peers)
+    for name in given.works:
+        check(WORKS[name], given.peers)
+        played = measure(WORKS[name], given.repeats, given.peers)
+        lines, goals = results(name, played, given.peers, memory=not given.no_memory), found(name, played, given.peers)
         show(lines, goals)
         append(given.out, [{"bench": "rounds", "date": date, **line, **where} for line in lines])
         append(given.out, [{"bench": "goals", "date": date, **line, **where} for line in goals])

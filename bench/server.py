@@ -5,10 +5,8 @@ python bench/server.py [--repeats 40] [--networks cnn,small-cnn] [--out bench/re
 Clients have answered before the clock starts: a fleet hands out a prepared reply. Speed is reported, never asserted.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ from fedtide.learn.task import width, with_branches
 from fedtide.mixtures.assign import assign, capacities
 from fedtide.mixtures.priors import Linear
 from fedtide.runs.build import host_of, task_of
-from machine import RESULTS, append, machine, now, quartiles, timed
+from machine import among, append, machine, now, options, quartiles, timed
 from works import ENDLESS, source
 
 PARTICIPANTS, ROWS, BATCH, BRANCHES, PERIOD = 10, 60, 20, 2, 32
@@ -270,17 +268,14 @@ def show(added: list[dict[str, Any]], assigned: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=40, help="how often each is timed")
-    parser.add_argument("--networks", default=",".join(NETWORKS), help="which networks, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument(
+        "--networks", type=among(NETWORKS), default=[*NETWORKS], help="which networks, separated by commas"
+    )
     given = parser.parse_args()
-    networks = given.networks.split(",")
-    for name in networks:
-        if name not in NETWORKS:
-            parser.error(f"--networks: found '{name}', allowed: {', '.join(NETWORKS)}")
     date, where = now(), machine()
-    added, assigned = overhead(networks, given.repeats), assignments(given.repeats)
+    added, assigned = overhead(given.networks, given.repeats), assignments(given.repeats)
     show(added, assigned)
     append(given.out, [{"bench": "server", "date": date, **line, **where} for line in added])
     append(given.out, [{"bench": "assign", "date": date, **line, **where} for line in assigned])

@@ -6,7 +6,6 @@ The commit is checked out into a temporary folder. Each side is a process with i
 The two take turns at going first. Speed is reported, never asserted.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -120,22 +119,19 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from machine import RESULTS, append, machine, now
+    from machine import among, append, machine, now, options
     from works import WORKS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("commit", help="the commit to compare with")
-    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
+    parser.add_argument("--works", type=among(WORKS), default=[*WORKS], help="which works, separated by commas")
     parser.add_argument("--repeats", type=int, default=9, help="turns")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     given = parser.parse_args()
-    works, commit = given.works.split(","), short_name(given.commit)
+    commit = short_name(given.commit)
     if commit is None:
         parser.error(f"commit: found '{given.commit}', allowed: one of this repository")
-    if strangers := set(works) - WORKS.keys():
-        parser.error(f"--works: found '{strangers.pop()}', allowed: {', '.join(WORKS)}")
     date, where = now(), machine()
-    lines = compare(commit, works, given.repeats)
+    lines = compare(commit, given.works, given.repeats)
     table = Table("work", "contender", "ms before", "ms now", "before / now", "quartiles")
     for line in lines:
         numbers = f"{1000 * line['before']:.2f}", f"{1000 * line['now']:.2f}", f"{line['ratio']:.2f}"

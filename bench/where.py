@@ -9,11 +9,9 @@ read them as shares, not as seconds. What torch does not see is Python's own tim
 Small convolutions are products with shifted lines of pictures, copied before and added up after; these are apart.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +28,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn.fast.layers import Conv2d, Plan
 from fedtide.runs.build import host_of
-from machine import RESULTS, append, cores, machine, now
+from machine import among, append, cores, machine, now, options
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures
 
 SEED = 0
@@ -192,17 +190,13 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measure, print, append."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repeats", type=int, default=20, help="rounds that are timed")
     parser.add_argument("--fleet", choices=list(FLEETS), default="local", help="which of our fleets")
-    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--works", type=among(WORKS), default=[*WORKS], help="which works, separated by commas")
     given = parser.parse_args()
-    for name in given.works.split(","):
-        if name not in WORKS:
-            parser.error(f"--works: found '{name}', allowed: {', '.join(WORKS)}")
     date, where, lines = now(), machine(), []
-    for name in given.works.split(","):
+    for name in given.works:
         each = [reached(name, count, given.fleet, given.repeats) for count in sorted({1, min(2, cores())})]
         about = {"work": name, "title": WORKS[name].title, "repeats": given.repeats}
         lines.append({**about, "reached": each, "shares": shares(name, given.fleet, 2)})

@@ -59,6 +59,7 @@ from fedtide import api
 from fedtide._version import installed
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError, in_shell, refused, shown, unknown
+from fedtide.draw.prose import counted
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
 from fedtide.runs import job
@@ -66,6 +67,7 @@ from fedtide.runs.job import (
     Asked,
     Assignments,
     ExactKind,
+    Format,
     Output,
     Request,
     RunRequest,
@@ -74,9 +76,6 @@ from fedtide.runs.job import (
     check_positive,
 )
 from fedtide.site import site_commands as deployment
-
-Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
-"""Kinds of `fedtide.runs.export.Format`."""
 
 FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 """Messages of the system if a file cannot grow."""
@@ -495,7 +494,7 @@ def track(run_folder: Path, tracker: str | None = None, /, *, output: Output = O
     from fedtide.tracking.feed import track as track_folder
 
     runs = track_folder(run_folder, None if tracker is None else read_tracker(tracker))
-    say(f"{len(runs)} run{'s' * (len(runs) != 1)} tracked", console(output))
+    say(f"{counted(len(runs), 'run')} tracked", console(output))
     tell({"folder": run_folder, "runs": [run.title for run in runs]}, output)
     return 0
 

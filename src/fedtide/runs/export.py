@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from fedtide.learn.target import CLASSES, DEVIATION, Target
 from fedtide.learn.task import Task
 from fedtide.models.adapters import save_adapters
 from fedtide.models.transformer import save_merged
-from fedtide.runs.job import Asked
+from fedtide.runs.job import Asked, Format
 from fedtide.runs.language import Speaker, embed, predicts_tokens
 from fedtide.runs.trained import Models, Trained, agree, module_of
 
@@ -285,10 +285,6 @@ def table(logp: Tensor, names: list[str], before: Mapping[str, Sequence[str]] | 
     chances = dict(zip([f"p {name}" for name in names], logp.exp().T, strict=True))
     return table_of(chances, {**(before or {}), "class": [names[best] for best in logp.argmax(1).tolist()]})
 
-
-Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
-"""Kind of a file: weights by name, a program with its weights for ONNX or `torch.export.load`, PEFT's folder, or the
-folder of a pretrained model with its adapters merged."""
 
 ENDINGS: dict[Format, str] = {
     "safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2", "peft": ".peft", "merged": ".merged",

@@ -32,6 +32,10 @@ FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
 ExactKind = Literal["local", "workers", "ray"]
 """Kinds that give the same bits, with which a run may go on."""
 
+Format = Literal["safetensors", "onnx", "torch-export", "peft", "merged"]
+"""Kind of a model's file: weights by name, a program with its weights for ONNX or `torch.export.load`, PEFT's folder,
+or the folder of a pretrained model with its adapters merged."""
+
 
 @Parameter(name="*", negative=())
 @dataclass(frozen=True)

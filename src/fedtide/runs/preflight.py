@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
 from fedtide.data.targets import TARGET_WORDS
-from fedtide.draw.prose import listed
+from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.judge import NOT_JUDGED, View, views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.evaluate.probe import owners_of
@@ -307,7 +307,7 @@ def _needs(built: build.Built) -> list[Need]:
     seeds, registered = len(experiment.seeds), host.population.registered
     asked = build.cohort_size(method, registered)
     clients = min(registered, experiment.rounds * asked)
-    how = f"'{method.name}': {seeds} seed{'s' * (seeds > 1)} x {clients} clients x {size / 1e6:.1f} MB"
+    how = f"'{method.name}': {counted(seeds, 'seed')} x {clients} clients x {size / 1e6:.1f} MB"
     copies = 1 if experiment.keep is None else 1 + experiment.keep.best
     return [Need(seeds * copies * clients * size, seeds * ((1 + copies) * clients + asked) * size, how)]
 

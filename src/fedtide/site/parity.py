@@ -10,7 +10,6 @@ weights then show that they are made of releases alone, which the budget covers.
 sum is compared with the ledger's, too.
 """
 
-import json
 import shutil
 import socket
 import subprocess
@@ -26,10 +25,10 @@ from typing import Any
 from fedtide.config import from_dict, resolved
 from fedtide.config.settings import Deploy
 from fedtide.core import checkpoint, codec
-from fedtide.core.atomic import append, check_new, making, sha256
+from fedtide.core.atomic import check_new, making, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, ROLLBACKS, read_lines, rolled_back, run_lock
+from fedtide.core.record import ASKS, read_lines, rolled_back, run_lock
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.engines import Host
@@ -42,6 +41,7 @@ from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, model_of
 from fedtide.runs.digest import digest_of, verify_runs
 from fedtide.runs.folder import Planned
+from fedtide.runs.rollback import Rollback
 from fedtide.runs.runner import Run
 from fedtide.site import certificates
 from fedtide.site.accounts import Recorded, recorded_sums
@@ -381,7 +381,7 @@ def _play_again(
     simulation = Run(copy.experiment, copy.method, copy.seed, copy.folder, keep=tuple(returns.values()))
     for after in sorted(number for number in returns if number < played):
         list(simulation.play(judge_of=judge_of, until=after))
-        append(copy.folder / ROLLBACKS, json.dumps({"after": after, "to": returns[after]}))
+        Rollback(after, returns[after]).write(copy.folder)
     list(simulation.play(judge_of=judge_of, until=played))
     state = Path("checkpoints") / f"{played:08d}" / checkpoint.FILES[0]
     equal = sha256(run.folder / state) == sha256(copy.folder / state)

@@ -12,10 +12,9 @@ from rich.table import Table
 
 from fedtide.core.errors import FedtideError, in_shell, printable
 from fedtide.report import terminal
-from fedtide.runs.job import Scale, experiment_file
+from fedtide.runs.job import Assignments, Scale, experiment_file
 
-Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
-Files = Annotated[list[Path], Parameter(show_default=False)]
+Files = Annotated[tuple[Path, ...], Parameter(show_default=False)]
 Kills = Annotated[bool, Parameter(negative="--no-kills")]
 
 
@@ -29,7 +28,7 @@ def deploy(
     out: Path = Path("site"),
     flower: Path | None = None,
     scale: Scale | None = None,
-    set_: Sets = [],  # noqa: B006 - never changed
+    sets: Assignments = (),
 ) -> int:
     """Make a site for real clients: roster, authority and certificates, and a ticket for each node.
 
@@ -41,7 +40,7 @@ def deploy(
         out: the new folder; it must not exist.
         flower: write an app to this folder instead, which your own SuperLink and SuperNodes of Flower run.
         scale: size of a recipe.
-        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
+        sets: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
     from fedtide.config import read
     from fedtide.site.bases import KNOWN
@@ -50,7 +49,7 @@ def deploy(
     from fedtide.site.status import describe_sums
 
     file = experiment_file(experiment)
-    settings = read(file, scale=scale, sets=set_)
+    settings = read(file, scale=scale, sets=sets)
     if flower is not None:
         app = write_app(settings, method, nodes, flower, experiment)
         names = [node.name for node in app.roster.node]
@@ -165,7 +164,7 @@ def join(
     policy: Path | None = None,
     home: Path | None = None,
     base: str | None = None,
-    watch: Files = [],  # noqa: B006 - never changed
+    watch: Files = (),
     dry: bool = False,
     health: int | None = None,
     log_json: bool = False,
@@ -265,7 +264,7 @@ def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: b
     return play(Site.read(site), rounds=rounds, kills=kills, log=Log(log_json))
 
 
-def replay(run_folder: Path, /, *, data: Files = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
+def replay(run_folder: Path, /, *, data: Files = (), out: Path | None = None) -> int:
     """Play a deployment again in simulation, if its rows are at hand; exit status 1 if the weights differ.
 
     A private run takes its sums as they were released, and needs no rows; with rows their noise is checked, too.

@@ -171,8 +171,8 @@ def _is_hidden(name: str, schema: Any) -> bool:
     return INDEX.fullmatch(name) is not None and not _is_time(schema.field(name).type)
 
 
-def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spelling = Spelling()) -> RawTable:
-    """Read some columns of a file, or all.
+def read_table(path: Path, names: Sequence[str], spelling: Spelling = Spelling()) -> RawTable:
+    """Read some columns of a file.
 
     Raises:
         FedtideError: the file is damaged, has no rows, or has no column of such a name. Or a row has more or fewer
@@ -180,7 +180,6 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
     """
     if is_parquet(path):
         header_names = read_names(path)
-        names = header_names if names is None else names
         find_places(path, header_names, names)
         with _parquet_file(path) as file:
             stored = dict(zip(header_names, _visible_names(file.schema_arrow), strict=True))
@@ -190,7 +189,6 @@ def read_table(path: Path, names: Sequence[str] | None = None, spelling: Spellin
         note = f"index {', '.join(hidden)} left out" if hidden else ""
         return RawTable({name: table[stored[name]] for name in names}, np.arange(len(table)), said=note)
     header = _read_header(path, spelling)
-    names = header.names if names is None else names
     places = dict(zip(names, find_places(path, header.names, names), strict=True))
     keys = [str(place) for place in range(len(header.names))]
     blank: list[int] = []
