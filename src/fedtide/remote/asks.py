@@ -21,6 +21,9 @@ LATE, AT_WORK, LOST = "late", "at work", "lost: "
 """Words of the server for a client whose answer is not in time, that is asked after again, or of which nothing came,
 with the reason."""
 
+TOO_FEW = f"{LOST}too few others answered"
+"""Word for a client that answered, if fewer did than have to."""
+
 UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
 """Word for a client in whose sum there is no fault of its own."""
 

@@ -30,7 +30,18 @@ from fedtide.fleets.ask import (
 )
 from fedtide.fleets.scoring import concat_scores
 from fedtide.fleets.totals import ALL, PLAIN, Block, Vectors, bytes_down, join, split_blocks
-from fedtide.remote.asks import ANSWERED, AT_WORK, LATE, LOST, REFUSED, UNOPENED, AskRecord, LastAnswer, find_failed
+from fedtide.remote.asks import (
+    ANSWERED,
+    AT_WORK,
+    LATE,
+    LOST,
+    REFUSED,
+    TOO_FEW,
+    UNOPENED,
+    AskRecord,
+    LastAnswer,
+    find_failed,
+)  # fmt: skip
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted
@@ -405,7 +416,7 @@ class RemoteFleet:
             elif answer.word != ANSWERED or (client in counted and client not in done.unopened):
                 word = answer.word
             else:
-                word = why.get(client, LATE)
+                word = why.get(client, TOO_FEW if client in answered and client not in enough else LATE)
             words[client] = AT_WORK if word == LATE and post == "flight" else word
         refused_ids = [client for client, word in words.items() if word.startswith(REFUSED) or word == NOT_FINITE]
         silent = (ABSTAINED,) if sent is None else (ABSTAINED, LOST)

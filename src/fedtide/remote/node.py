@@ -307,6 +307,8 @@ class Node:
                 return "its study does not ask for scores in a sum"
             if score_header(asked).part == "train":
                 return "it is judged on test and validation rows alone"
+        elif isinstance(asked, WorkHeader) and asked.question not in self.algorithm.works:
+            return "its method has no such question"
         if isinstance(asked, WorkHeader):
             allowed = () if self.wire.hides else self.algorithm.traits.reveals
             if more := [name for name in asked.reveal if name not in allowed]:

@@ -25,6 +25,9 @@ from fedtide.wire.pipeline import Wire
 ROOM = 10_000
 """Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
 
+WIDEST = 256
+"""Maximum number of columns for models or experts in what a client tells when it is judged."""
+
 WORDS = 160
 """Letters of a reason that are kept: it stands in the record for each client and each question."""
 
@@ -204,15 +207,16 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
         if not shaped or column.dtype != torch.float64:
             raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
-        if wide and not column.shape[1]:
-            raise refused(f"scores: {name}", "no column", "one for each model, or none of it")
+        if wide and not 0 < column.shape[1] <= WIDEST:
+            raise refused(f"scores: {name}", f"{column.shape[1]} columns", f"1 to {WIDEST}, or none of it")
         if wide and not bool(((column >= 0) & (column <= LARGEST)).all()):
             raise refused(f"scores: {name}", "numbers that are no counts of rows", f"0 to {LARGEST}")
     rows, correct = columns["rows"], columns["correct"]
     if not bool(((rows >= 0) & (rows <= LARGEST) & (rows == rows.floor())).all()):
         raise refused("scores: rows", rows.tolist(), f"whole numbers from 0 to {LARGEST}")
-    if not bool(((correct >= 0) & (correct <= rows)).all()):
-        raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
+    for name, right in (("correct", correct), *((f"others.{name}", column) for name, column in others.items())):
+        if not bool(((right >= 0) & (right <= rows)).all()):
+            raise refused(f"scores: {name}", right.tolist(), "0 to the number of rows")
     scores = Scores(**columns)
     return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
 

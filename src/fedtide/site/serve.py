@@ -57,7 +57,7 @@ LOOK = 1.0
 DAY = 86_400.0
 """Seconds between two looks at the server's certificate."""
 SETTLE = 20.0
-"""Seconds that a server, when it is started, gives admitted nodes to come in, beyond the fewest."""
+"""Seconds that a server, when it is started or nobody has answered, gives admitted nodes to come in, beyond the fewest."""
 AGAIN = 300.0
 """Seconds after which the server says again for which nodes it waits."""
 
@@ -329,6 +329,8 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             try:
                 for progress in play_rounds(site, fleet, judge, log, latest):
                     reporter.round, over = progress.round, progress.round == progress.rounds
+                    if fleet.queries and not any(len(query.answered) for query in fleet.queries):
+                        settle = time.monotonic() + SETTLE  # others may come in, who answer
             except _Grown:
                 continue
             over = over or latest.read().clients == site.roster.clients

@@ -177,6 +177,7 @@ def test_a_cluster_that_clients_choose_is_a_sum_too():
 
 def header(**changes):
     asked = {"kind": "score", "question": "adapt", "clients": [4], "members": 1, "reveal": [], "part": "test"}
+    asked |= {"purpose": "adapt", "grouping": "client"}
     return {**asked, "moment": {"round": 2, "rounds": 6, "seconds": 0.0}, "other": "", "personal": True, **changes}
 
 
@@ -199,17 +200,31 @@ def test_a_client_is_judged_with_few_models_in_a_round(tmp_path):
     assert owner.refuses(header(kind="ask", question="score test batch other"), "d") is None
 
 
-@pytest.mark.parametrize("named", ["slot", "counted"])
-def test_a_slot_of_a_payload_and_a_version_of_a_memory_are_models_of_their_own(named, tmp_path):
+@pytest.mark.parametrize("changes", [
+    [{"slot": {"4": slot}} for slot in (3, 0, 7, 9)],
+    [{"counted": {"4": version}} for version in ([0, 0], [1, 0], [1, 1], [1, 2])],
+    [{"purpose": purpose} for purpose in "pqrs"],  # by which it draws as it adapts
+    [{"grouping": grouping} for grouping in ("client", "batch", "sample", "none")],
+    [{"kind": "ask", "question": f"score test {grouping}"} for grouping in ("client", "batch", "sample", "none")],
+], ids=["slot", "counted", "purpose", "grouping", "grouping of a sum"])  # fmt: skip
+def test_what_predictions_follow_from_beside_the_payload_makes_models_of_their_own(changes, tmp_path):
     """Else one payload with many models, or many versions of what a client keeps, would count as one."""
     owner = Owner(None, tmp_path / "judged.jsonl", rounds=6)
-    choices = [3, 0, 7, 9] if named == "slot" else [[0, 0], [1, 0], [1, 1], [1, 2]]
-    headers = [header(**{named: {"4": choice}}) for choice in choices]
+    headers = [header(**each) for each in changes]
     assert [owner.refuses(each, "a") for each in headers[:MODELS]] == [None] * MODELS
     for each in (owner, Owner(None, tmp_path / "judged.jsonl", rounds=6)):
         assert each.refuses(headers[0], "a") is None
         assert each.refuses(headers[MODELS], "a") is not None
-        assert each.refuses(header(), "a") is not None
+        assert each.refuses(header(), "b") is not None
+
+
+def test_a_question_that_a_method_does_not_have_is_written_nowhere(asked):
+    node, (train, _), done = asked
+    before, said = len(done), []
+    asked_for = plain(train) | {"question": "x\x1b]0;owned\x07\n12:00:00 masks: all is well"}
+    told, _ = replace(node, log=said.append).handle(asked_for, train.payload)
+    assert set(told["clients"].values()) == {"refused: its method has no such question"}
+    assert (len(done), said) == (before, [])
 
 
 def test_uses_that_a_method_does_not_have_fill_no_disk(asked, tmp_path):

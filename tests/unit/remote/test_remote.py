@@ -1,5 +1,6 @@
 """Real clients as a fleet: what is lost, late, wrong or away, and the record from which it is played again."""
 
+import math
 import random
 import shutil
 from dataclasses import replace
@@ -99,6 +100,20 @@ def test_a_folder_that_is_lost_is_said_and_the_others_go_on(tmp_path):
     assert fleet.queries[0].refused.tolist() == [2, 3]
     assert len(fleet.queries[0].answered) == 6
     assert not same(step.state, first[-1].state)
+
+
+def test_clients_that_answer_where_too_few_do_are_not_late(tmp_path):
+    made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    fleet = near_fleet(made, 4, tmp_path, fewest=8)
+    first = rounds(made, fleet, until=2)
+    shutil.rmtree(tmp_path / "node-1")
+    fleet.record_lines()
+    step = rounds(made, fleet, Start(first[-1].state, 2, 2.0), until=3)[0]
+    (line,) = told(fleet)
+    said = line["asks"][0]["nodes"]
+    assert said["node-0"]["clients"] == dict.fromkeys("01", "lost: too few others answered")
+    assert all(word.startswith("refused: its memory") for word in said["node-1"]["clients"].values())
+    assert same(step.state, first[-1].state)
 
 
 def test_what_a_node_said_before_its_key_was_removed_counts_no_more(tmp_path):
@@ -353,6 +368,9 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
         lambda s: {**s, "choice": s["rows"][:, None] * torch.nan},
         lambda s: {**s, "weights": -s["rows"][:, None]},
         lambda s: {**s, "choice": s["rows"].new_empty(len(s["rows"]), 0)},
+        lambda s: {**s, "choice": s["rows"].new_zeros(len(s["rows"]), 257)},
+        lambda s: {**s, "others": {"mine": s["rows"] + 1}},
+        lambda s: {**s, "others": {"mine": s["rows"] * math.nan}},
         lambda s: {**s, "others": {"mine\x1b[2J": s["rows"]}},
         lambda s: {**s, "others": {"mi\nne": s["rows"]}},
         lambda s: {**s, "others": {"m" * 1000: s["rows"]}},
