@@ -57,7 +57,7 @@ LOOK = 1.0
 DAY = 86_400.0
 """Seconds between two looks at the server's certificate."""
 SETTLE = 20.0
-"""Seconds that a server, when it is started or nobody has answered, gives admitted nodes to come in, beyond the fewest."""
+"""Seconds for which a server waits for admitted nodes beyond the fewest, when it is started or if nobody answered."""
 AGAIN = 300.0
 """Seconds after which the server says again for which nodes it waits."""
 
