@@ -22,7 +22,9 @@ from typing import Any, get_args
 from fedtide.runs.job import FleetKind
 from keep_results import DOCS, collect, write
 
-DIVERGED = re.compile(r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)")
+DIVERGED = re.compile(
+    r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, mostly.*)?|what there is: .*"
+)
 """What is said of a run whose numbers are finite no more, as an attack makes them."""
 
 NOTABLE = 2.0

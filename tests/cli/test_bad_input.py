@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -385,6 +386,22 @@ def test_settings_are_compared_wherever_there_is_another_device(capsys, here, ha
     assert done("verify", "x") == 1
 
 
+def test_a_method_that_diverges_leaves_a_report_of_the_others(capsys, here):
+    written(here / "study.toml", A, {**A, "name": "far", "local": {"lr": 1e30, "batch_size": 4}}, rounds=12)
+    assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"not finite \(\d+\), mostly of a learning rate that is too large; what there is: .* report x$", said
+    )
+    assert done("report", "x") == 0
+
+
+def test_a_report_of_a_folder_that_is_none_blames_no_link_in_it(capsys, here):
+    (here / "other").mkdir()
+    (here / "other" / "link").symlink_to("/")
+    assert "other: not a run folder (no config.toml in it)" in refused(capsys, here, "report", "other")
+
+
 def change(half: Path, **values) -> Path:
     (path,) = half.glob("scaffold/0/checkpoints/*/checkpoint.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -405,7 +422,11 @@ def test_a_checkpoint_that_is_damaged(capsys, here, half, name, damage):
     path.unlink()
     if damage != "missing":
         path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"rubbish")
-    assert re.search(f"{name}: (damaged|no such file|missing)", refused(capsys, here, "resume", "x", "--workers", "1"))
+    remedy = "; to play this run anew, remove x/scaffold/0"
+    said = refused(capsys, here, "resume", "x", "--workers", "1")
+    assert re.search(f"{name}: (damaged|no such file|missing).*{remedy}$", said)
+    shutil.rmtree(half / "scaffold" / "0")
+    assert done("resume", "x", "--workers", 1) == 0
 
 
 @pytest.mark.parametrize(("name", "damage"), [

@@ -276,6 +276,7 @@ def init(study: Path = Path("study.toml"), /) -> int:
 def _play(work: Any, output: Output) -> int:
     """Play the rest of a job and print the path of its report, or after a stop how to go on; return the exit status."""
     from fedtide.api.jobs import play
+    from fedtide.runs.runner import NothingTrained
 
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
@@ -285,6 +286,8 @@ def _play(work: Any, output: Output) -> int:
     except KeyboardInterrupt:
         print(f"fedtide: interrupted; go on from what was saved with: {again}", file=sys.stderr)
         return 130
+    except NothingTrained as error:
+        raise FedtideError(f"{error}; what there is: {again.replace(' resume ', ' report ')}") from None
     except (OSError, FedtideError) as error:
         if not is_full(str(error)) or not (work.root / "config.toml").is_file():
             raise

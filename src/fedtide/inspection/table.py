@@ -138,6 +138,10 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
     for column in (*guess.features, guess.label):
         if (worst := columns[column].largest) > LARGEST:
             raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
+    if guess.client:
+        check_names(f"{name}: {guess.client}", columns[guess.client].texts[whole])
+    if columns[guess.label].numbers is None:
+        check_names(f"{name}: {guess.label}", columns[guess.label].texts[whole], OBEYED)
     numbered = [numbers[whole] for feature in guess.features if (numbers := columns[feature].numbers) is not None]
     clock: Clock = "utc" if roles.zone else "written"
     when, unit = None, ""

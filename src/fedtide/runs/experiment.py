@@ -14,7 +14,7 @@ from pathlib import Path
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
 from fedtide.core.atomic import making, replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, in_shell
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.core.trees import Tree
@@ -216,12 +216,12 @@ def execute(
     check_runs(runs)
     left = [run for run in runs if not run.finished]
     for run in runs:
-        if run.finished:  # a process killed right after its last checkpoint may have left older memory
-            checkpoint.load(
-                run.folder / "checkpoints",
-                MemoryStore(run.folder / "memory"),
-                config=digest_of(run.experiment, run.method, run.seed),
-            )
+        folder, config = run.folder / "checkpoints", digest_of(run.experiment, run.method, run.seed)
+        with _advised(run):
+            if run.finished:  # a process killed right after its last checkpoint may have left older memory
+                checkpoint.load(folder, MemoryStore(run.folder / "memory"), config=config)
+            elif (about := checkpoint.check(folder, config=config)) is not None:
+                checkpoint.check_files(folder, about)
     twins = _twins(runs)
     copies = {run.folder for same in twins.values() for run in same}
     played = [run for run in left if run.folder not in copies]
@@ -324,6 +324,18 @@ def check_runs(runs: list[Planned]) -> None:
         folder = run.folder / "checkpoints"
         if not folder.is_dir():
             continue  # the digest of a run is that of files, too
-        if (about := checkpoint.check(folder, config=digest_to_read(run))) is not None:
-            check_marks(run.folder, about.records)
-            check_released(run.folder, about.round)
+        with _advised(run):
+            if (about := checkpoint.check(folder, config=digest_to_read(run))) is not None:
+                check_marks(run.folder, about.records)
+                check_released(run.folder, about.round)
+
+
+@contextmanager
+def _advised(run: Planned) -> Iterator[None]:
+    """Say of what is damaged or missing how its run can be played anew."""
+    try:
+        yield
+    except FedtideError as error:
+        if not any(word in str(error) for word in ("damaged", "missing", "no such file")):
+            raise
+        raise FedtideError(f"{error}; to play this run anew, remove {in_shell(run.folder)}") from None

@@ -172,8 +172,10 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
     Raises:
         FedtideError: it is no run folder, or there is something else in it than folders and files.
     """
-    check_entries(root)
-    if not (root / "config.toml").is_file():
+    config = root / "config.toml"
+    if config.is_symlink() or config.exists():
+        check_entries(root)
+    if not config.is_file():
         if (root / "site.toml").is_file():
             raise FedtideError(f"{root}: is a site; its run folder is {root / 'run'}")
         above = [*root.absolute().parents][:3]  # of RUN/POINT/METHOD/SEED
@@ -181,7 +183,7 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
             raise FedtideError(f"{root}: is a part of a run; its run folder is {whole}")
         why = "no config.toml in it" if root.exists() else "there is none"
         raise FedtideError(f"{root}: not a run folder ({why})")
-    return read(root / "config.toml", sets=sets, imports=imports)
+    return read(config, sets=sets, imports=imports)
 
 
 def extended(root: Path, seeds: str) -> Experiment:

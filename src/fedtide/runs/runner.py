@@ -37,7 +37,7 @@ from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
 from fedtide.evaluate.rounds import accuracies, describe, describe_spending, headline, heterogeneity, noise_of
-from fedtide.fleets.ask import ABSTAINED
+from fedtide.fleets.ask import ABSTAINED, NOT_FINITE
 from fedtide.fleets.engines import Engine, LocalEngine, WorkersEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
@@ -112,6 +112,7 @@ class Failures:
         """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
         if self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS):
             counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
+            counts += ", mostly of a learning rate that is too large" * (NOT_FINITE in self.reasons)
             raise NothingTrained(f"round {number}: no answer has counted for {self.rounds} rounds: {counts}")
 
 

@@ -26,7 +26,7 @@ from fedtide.core.errors import UNREADABLE, FedtideError, in_shell
 from fedtide.core.record import run_lock
 from fedtide.evaluate.rounds import rows_of_rounds, rows_of_scores
 from fedtide.runs.experiment import RunsDisplay
-from fedtide.runs.folder import Planned, check_entries, load, plan
+from fedtide.runs.folder import Planned, load, plan
 from fedtide.runs.runner import Progress
 
 PACE = 2.0
@@ -335,7 +335,6 @@ def track(root: Path, chosen: Track | None = None) -> list[Planned]:
     Raises:
         FedtideError: it is no run folder, or no tracker is known or installed.
     """
-    check_entries(root)
     experiment = load(root, imports=False)
     settings = chosen or experiment.track
     if settings is None:

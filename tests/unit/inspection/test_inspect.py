@@ -90,6 +90,8 @@ def test_a_column_that_is_left_out_is_said_with_the_reason(columns, said):
 
 
 REFUSED = [
+    ({"client": np.where(N % 2, "sh\x1bop", "b"), "x": N / 7, "label": N % 2}, Roles(),
+     "table: client: found 'sh\\x1bop', allowed: names without control characters"),
     ({"label": np.full(40, "a"), "x": N / 7, "kind": AB}, Roles(), "the column label has only one value; name another"),
     ({"price": np.where(N == 39, "3,8", (N / 4).astype(str)), "label": AB}, Roles(features="price"),
      "found 'price', but 39 of 40 are numbers, row 39 is '3,8'"),
@@ -122,6 +124,10 @@ def test_a_wrong_option_is_one_line(tmp_path, options, said):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n", "t.csv: first row: found 'a,0.5,-1.25', allowed: a header"),
+    (
+        "2024-01-24 15:27:05,shop1,2.222,-0.183,red,yes\n2024-01-24 15:29:05,shop2,1.5,-0.2,red,no\n",
+        "t.csv: first row: found '2024-01-24 15:27:05,shop1,2.222', allowed: a header",
+    ),
 ])  # fmt: skip
 def test_a_file_without_commas_or_without_a_header_is_one_line(tmp_path, text, said):
     (tmp_path / "t.csv").write_text(text)

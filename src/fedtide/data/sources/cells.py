@@ -23,6 +23,7 @@ from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_cloc
 from fedtide.data.sources.table_files import Spelling, describe_total, ends_in_total, is_text, read_names, read_table
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
 from fedtide.draw.prose import counted, listed
+from fedtide.fields.types import LARGEST
 
 Clock = Literal["utc", "written"]
 Where = Callable[[int], str]
@@ -100,6 +101,8 @@ class Cells:
             elif 2 * wrong.sum() > (~column.missing).sum():
                 allowed += hint
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
+        for row in np.flatnonzero(np.abs(values) > LARGEST)[:1].tolist():
+            raise refused(f"{self.where(row)}: {name}", column.cell(row), f"a number below {LARGEST:.2g}")
         return values
 
     def times(self, names: Sequence[str], clock: Clock = "utc") -> tuple[np.ndarray, str]:
@@ -199,7 +202,8 @@ def read_cells(
         names = read_names(files[0], spelling)
         form, first = "year-month-day", np.zeros(1, np.int64)
         times = any(":" in name and read_dates(arrow.array([name]), first, form) for name in names)
-        if 2 * (times + sum("." in name and is_number(name) for name in names)) > len(names):
+        numbers = sum("." in name and is_number(name) for name in names)
+        if (times and numbers) or 2 * (times + numbers) > len(names):
             raise refused(f"{files[0]}: first row", ",".join(names[:3]), "a header, the names of the columns")
     parts = [read_table(file, names, spelling) for file in files]
     number = np.concatenate([part.numbers for part in parts])
