@@ -200,8 +200,8 @@ def fresh_line(result: dict[str, Any]) -> list[str]:
         else "Verdicts below are of the first seeds alone, because their values by seed were not kept"
     )
     return [
-        f"{result['fresh']} fresh seeds, at which nobody had looked, were played later. Alone they give "
-        f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} alike. {judged}."
+        f"{result['fresh']} fresh seeds, at which nobody had looked, were played later. On these alone "
+        f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} are the same as on the first ones. {judged}."
     ]
 
 

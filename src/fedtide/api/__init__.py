@@ -113,7 +113,7 @@ def recommend(
             recipe:NAME. In Python also a data frame, as `ft.inspect` takes it, an `Experiment` or nested dicts with
             `method`.
         out: the folder that is made; it must not exist. By default runs/NAME-recommend.
-        budget: how long the tournament may take, e.g. 90s or 5m. In Python also seconds.
+        budget: how long inspection and tournament may take, e.g. 90s or 5m. In Python also seconds.
         label: label column; this and the arguments from client to without work as in fedtide inspect.
         client: column of the client; "" for none.
         time: column of the time, or the columns of a date divided by commas; "" for none.

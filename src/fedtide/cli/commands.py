@@ -350,8 +350,8 @@ def inspect(
 ) -> int:
     """Command of `fedtide.inspect`. It writes a page with pictures, and a study that is ready to run.
 
-    The folder of a site whose study is the inspection, in place of files, answers between its real clients. Then there
-    is no page.
+    If DATA is the folder of a site whose study is the inspection, answers come from its real clients, and there is no
+    page.
 
     Args:
         out: the folder that is made; it must not exist. By default runs/NAME-inspect.

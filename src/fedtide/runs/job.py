@@ -62,7 +62,7 @@ class Request:
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        workers: number of processes; by default one for each core. A single run takes one, unless fleet.kind is
+        workers: number of processes; by default one for each core, and for a single run one, unless fleet.kind is
             "workers". The result does not depend on it.
     """
 
