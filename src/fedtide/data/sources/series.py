@@ -19,7 +19,7 @@ from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
-from fedtide.fields.types import LARGEST, Different, Distinct, Duration, Flag, ingredient, seconds_of
+from fedtide.fields.types import Different, Distinct, Duration, Flag, ingredient, seconds_of
 
 CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
     "hour": (24, lambda at: at // 3600 % 24), "weekday": (7, lambda at: (at // 86400 + 3) % 7),
@@ -152,8 +152,6 @@ class Series(Loading):
             present = ~np.isnan(values)
             if not present.any():
                 raise FedtideError(f"{path}: column '{name}': has no number, allowed: a series with values")
-            if (largest := float(np.abs(values[present]).max())) > LARGEST:
-                raise refused(f"{path}: column '{name}'", largest, f"numbers up to {LARGEST:g}")
             at, place = np.unique(time[present], return_inverse=True)
             yield _Series(name, at, np.bincount(place, values[present]) / np.bincount(place))
 
