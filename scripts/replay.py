@@ -23,7 +23,7 @@ from fedtide.runs.job import FleetKind
 from keep_results import DOCS, collect, write
 
 DIVERGED = re.compile(
-    r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, mostly.*)?|what there is: .*"
+    r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, often.*)?|a report of what .*"
 )
 """What is said of a run whose numbers are finite no more, as an attack makes them."""
 

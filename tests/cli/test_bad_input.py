@@ -391,7 +391,8 @@ def test_a_method_that_diverges_leaves_a_report_of_the_others(capsys, here):
     assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.search(
-        r"not finite \(\d+\), mostly of a learning rate that is too large; what there is: .* report x$", said
+        r"not finite \(\d+\), often because a learning rate is too large; a report of what was played: .* report x$",
+        said,
     )
     assert done("report", "x") == 0
 

@@ -280,14 +280,15 @@ def _play(work: Any, output: Output) -> int:
 
     # As it was started: the shell may not find the command of `make demo`.
     module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
-    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {in_shell(work.root)}"
+    command, root = module or ("fedtide" if shutil.which("fedtide") else sys.argv[0]), in_shell(work.root)
+    again = f"{command} resume {root}"
     try:
         result = play(work, output)
     except KeyboardInterrupt:
         print(f"fedtide: interrupted; go on from what was saved with: {again}", file=sys.stderr)
         return 130
     except NothingTrained as error:
-        raise FedtideError(f"{error}; what there is: {again.replace(' resume ', ' report ')}") from None
+        raise FedtideError(f"{error}; a report of what was played: {command} report {root}") from None
     except (OSError, FedtideError) as error:
         if not is_full(str(error)) or not (work.root / "config.toml").is_file():
             raise

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import Damaged, FedtideError
 
 try:
     import fcntl
@@ -276,13 +276,13 @@ def sha256(path: Path, length: int | None = None) -> str:
                 digest.update(part)
                 length -= len(part)
     except FileNotFoundError:
-        raise FedtideError(f"{path}: missing") from None
+        raise Damaged(f"{path}: missing") from None
     if length:
-        raise FedtideError(f"{path}: damaged (it is {length} bytes shorter than what was written)")
+        raise Damaged(f"{path}: damaged (it is {length} bytes shorter than what was written)")
     return digest.hexdigest()
 
 
 def check_sha256(path: Path, digest: str, length: int | None = None) -> None:
-    """Raise a FedtideError if a file, or what its first `length` bytes are, is not what was written."""
+    """Raise Damaged if a file, or what its first `length` bytes are, is not what was written."""
     if sha256(path, length) != digest:
-        raise FedtideError(f"{path}: damaged (its sha256 is not the one that was written)")
+        raise Damaged(f"{path}: damaged (its sha256 is not the one that was written)")

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, flush, sha256
 from fedtide.core.base import Weights
-from fedtide.core.errors import UNREADABLE, FedtideError, refused, within
+from fedtide.core.errors import UNREADABLE, Damaged, FedtideError, refused, within
 from fedtide.core.files import open_file
 from fedtide.core.loop import Start
 from fedtide.core.memory import Version
@@ -259,7 +259,7 @@ def _about(folder: Path) -> About:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, claimed = read["format"], read.pop("sum", None)
     except (OSError, *UNREADABLE) as error:
-        raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
+        raise Damaged(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
     if version != FORMAT:
         raise refused(f"{path}: format", version, str(FORMAT), "it was written by another version")
     try:

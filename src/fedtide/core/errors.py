@@ -24,6 +24,10 @@ class FedtideError(Exception):
         super().__init__(shown if len(shown) <= 900 else f"{begin} ... {end}")
 
 
+class Damaged(FedtideError):
+    """A file of a run is missing, or is not what was written."""
+
+
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors of reading content that another program may have written."""
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtide.core.atomic import check_sha256, lock, naming, sha256
-from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.errors import UNREADABLE, Damaged, FedtideError
 
 CLIENTS = "clients.csv"
 FILES = ("rounds.jsonl", "timings.jsonl", CLIENTS)
@@ -103,7 +103,7 @@ def whole(path: Path) -> Mark:
 
 
 def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = False) -> None:
-    """Raise a FedtideError if a file of a run folder does not begin with what its checkpoint counts on.
+    """Raise Damaged if a file of a run folder does not begin with what its checkpoint counts on.
 
     A file beside the record, and the record of a run that is `finished`, must end there, too.
     """
@@ -112,7 +112,7 @@ def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = Fal
         check_sha256(path, mark.sha256, mark.length)
         more = path.stat().st_size - mark.length
         if more and (finished or name not in (*FILES, *SOME)):
-            raise FedtideError(f"{path}: damaged (it is {more} bytes longer than what was written)")
+            raise Damaged(f"{path}: damaged (it is {more} bytes longer than what was written)")
 
 
 class Record:
@@ -249,7 +249,7 @@ def read_lines(
         try:
             lines.append(read(json.loads(line)))
         except UNREADABLE:
-            raise FedtideError(f"{path}: line {number} is damaged") from None
+            raise Damaged(f"{path}: line {number} is damaged") from None
     return lines
 
 

@@ -22,7 +22,7 @@ LATE, AT_WORK, LOST = "late", "at work", "lost: "
 with the reason."""
 
 TOO_FEW = f"{LOST}too few others answered"
-"""Word for a client that answered, if fewer did than have to."""
+"""Word for a client that answered, if fewer clients did than a sum needs."""
 
 UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
 """Word for a client in whose sum there is no fault of its own."""

@@ -41,7 +41,7 @@ from fedtide.remote.asks import (
     AskRecord,
     LastAnswer,
     find_failed,
-)  # fmt: skip
+)
 from fedtide.remote.mailbox import Mailbox, counted_version, flight_of
 from fedtide.remote.messages import Carrier
 from fedtide.remote.node_answers import Post, Received, keep_wanted

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
 from fedtide.core.atomic import making, replacing
-from fedtide.core.errors import FedtideError, in_shell
+from fedtide.core.errors import Damaged, FedtideError, in_shell
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.core.trees import Tree
@@ -332,10 +332,8 @@ def check_runs(runs: list[Planned]) -> None:
 
 @contextmanager
 def _advised(run: Planned) -> Iterator[None]:
-    """Say of what is damaged or missing how its run can be played anew."""
+    """Say of what is damaged how its run can be played anew."""
     try:
         yield
-    except FedtideError as error:
-        if not any(word in str(error) for word in ("damaged", "missing", "no such file")):
-            raise
-        raise FedtideError(f"{error}; to play this run anew, remove {in_shell(run.folder)}") from None
+    except Damaged as error:
+        raise Damaged(f"{error}; to play this run anew, remove {in_shell(run.folder)}") from None

@@ -112,7 +112,7 @@ class Failures:
         """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
         if self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS):
             counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
-            counts += ", mostly of a learning rate that is too large" * (NOT_FINITE in self.reasons)
+            counts += ", often because a learning rate is too large" * (NOT_FINITE in self.reasons)
             raise NothingTrained(f"round {number}: no answer has counted for {self.rounds} rounds: {counts}")
 
 

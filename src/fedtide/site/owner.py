@@ -152,10 +152,11 @@ class Owner:
 def _model_of(header: Mapping[str, Any], client: int, payload: str) -> str:
     """Return the digest of all that a client's predictions follow from, of which a payload is only a part."""
     slot, version = ((header.get(key) or {}).get(str(client)) for key in ("slot", "counted"))
+    # A client that adapts draws by the purpose.
     question, purpose, grouping = header["question"], header.get("purpose"), header.get("grouping")
     if is_score(question):  # for a sum
         purpose, grouping = "adapt", parts_of(question)[1]
-    how = [payload, slot, version, purpose, grouping, header["moment"]["rounds"]]  # it adapts by the purpose
+    how = [payload, slot, version, purpose, grouping, header["moment"]["rounds"]]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()
 
 

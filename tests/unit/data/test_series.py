@@ -104,7 +104,7 @@ def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
         (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),
         (["time,a", "0,1", "noon,2"], {}, "s.csv: row 3: time: found 'noon'"),
         (["time,a", "0,1", "3600,x"], {}, "s.csv: row 3: a: found 'x'"),
-        (["time,a", "0,1e39", "3600,2"], {}, "s.csv: row 2: a: found '1e39', allowed: a number below 3.4e+38"),
+        (["time,a", "0,1e39", "3600,2"], {}, "s.csv: row 2: a: found '1e39', allowed: -3.4e+38 to 3.4e+38"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, lines, options, said):

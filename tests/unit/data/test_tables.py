@@ -164,7 +164,7 @@ def test_times_at_equal_distances_are_never_taken_for_other_units(tmp_path):
 
 WRONG = {
     "short-line": ("a,b,label\n1,2,0\n1,2\n", {}, "row 3: number of cells: found 2, allowed: 3, as in the header"),
-    "large": ("a,b,label\n1,2,0\n1,1e300,0\n", {}, "row 3: b: found '1e300', allowed: a number below 3.4e\\+38"),
+    "large": ("a,b,label\n1,2,0\n1,1e300,0\n", {}, "row 3: b: found '1e300', allowed: -3.4e\\+38 to 3.4e\\+38"),
     "word": ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b: found 'x', allowed: a number"),
     "empty-cell": ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b: found '', allowed: a value"),
     "infinite": ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b: found '-inf', allowed: a value"),

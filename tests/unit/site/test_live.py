@@ -171,6 +171,7 @@ def test_it_ends_when_nobody_reads_it(site):
     status().write(site.status)
     screen = Screen(file=io.StringIO(), quiet=True)
     follow(site, screen)
+    assert screen.file.getvalue() == ""
 
 
 @pytest.mark.parametrize(

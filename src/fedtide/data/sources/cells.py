@@ -102,7 +102,7 @@ class Cells:
                 allowed += hint
             raise refused(f"{self.where(row)}: {name}", cell, allowed)
         for row in np.flatnonzero(np.abs(values) > LARGEST)[:1].tolist():
-            raise refused(f"{self.where(row)}: {name}", column.cell(row), f"a number below {LARGEST:.2g}")
+            raise refused(f"{self.where(row)}: {name}", column.cell(row), f"-{LARGEST:.2g} to {LARGEST:.2g}")
         return values
 
     def times(self, names: Sequence[str], clock: Clock = "utc") -> tuple[np.ndarray, str]:
