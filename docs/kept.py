@@ -121,16 +121,17 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def read_result(recipe: str) -> dict[str, Any] | None:
-    """Read what is kept of a recipe, None if nothing is; fresh seeds count, if they were played (scripts/replay.py)."""
-    kept_at, fresh_at = RESULTS / f"{recipe}.json", RESULTS / "fresh" / f"{recipe}.json"
-    if not kept_at.is_file():
+    """Read what is kept of a recipe, None if nothing is. Fresh seeds and those that were added count (replay.py)."""
+    at, *others = (RESULTS / folder / f"{recipe}.json" for folder in ("", "fresh", "added"))
+    if not at.is_file():
         return None
-    result: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(at.read_text(encoding="utf-8"))
     content = read_recipe(recipe)
-    if not fresh_at.is_file() or is_old(result, content):
+    played = [json.loads(other.read_text(encoding="utf-8")) for other in others if other.is_file()]
+    if not played or is_old(result, content):
         return result
-    fresh = json.loads(fresh_at.read_text(encoding="utf-8"))
-    return {**join_seeds(result, fresh, claims_of(content, result)), "fresh": fresh["seeds"]}
+    seeds = {"fresh": played[0]["seeds"], "others": sum(other["seeds"] for other in played)}
+    return {**join_seeds(result, played, claims_of(content, result)), **seeds}
 
 
 def is_old(result: dict[str, Any], recipe: dict[str, Any]) -> bool:
@@ -184,8 +185,12 @@ def seeds_of(result: dict[str, Any], claims: Container[Key]) -> str:
     if not pairs:
         return seeds
     alike = f"{_count_alike(pairs)} of {len(pairs)} alike on"
-    fresh = f"{result['fresh']} fresh ones"
-    return f"{seeds} and {fresh}; {alike} both" if any(_joined(result)) else f"{seeds}; {alike} {fresh}"
+    if not any(_joined(result)):
+        return f"{seeds}; {alike} {result['fresh']} fresh ones"
+    added = result["others"] - result["fresh"]
+    if added:
+        return f"{seeds}, {result['fresh']} fresh ones and {added} added; {alike} the first and the fresh"
+    return f"{seeds} and {result['fresh']} fresh ones; {alike} both"
 
 
 def fresh_line(result: dict[str, Any]) -> list[str]:
@@ -199,9 +204,11 @@ def fresh_line(result: dict[str, Any]) -> list[str]:
         if any(joined)
         else "Verdicts below are of the first seeds alone, because their values by seed were not kept"
     )
+    added = result["others"] - result["fresh"]
+    more = f" {counted(added, 'seed')} more {'were' if added > 1 else 'was'} added to decide open claims." * (added > 0)
     return [
         f"{result['fresh']} fresh seeds, at which nobody had looked, were played later. On these alone "
-        f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} are the same as on the first ones. {judged}."
+        f"{_count_alike(pairs)} of {counted(len(pairs), 'verdict')} are the same as on the first ones.{more} {judged}."
     ]
 
 
@@ -245,7 +252,7 @@ def _claims(table: dict[str, Any], result: dict[str, Any] | None = None, claims:
 
 def _seeds(table: dict[str, Any], number: int, result: dict[str, Any]) -> int:
     """How many seeds the number of a claim is of."""
-    return int(result["seeds"] + (result["fresh"] if "joined" in table and table["joined"][number] else 0))
+    return int(result["seeds"] + (result["others"] if "joined" in table and table["joined"][number] else 0))
 
 
 def _tell_apart(table: dict[str, Any], number: int) -> str:

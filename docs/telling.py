@@ -25,33 +25,42 @@ OPEN = "not seen", "too few seeds"
 """Verdicts that more seeds may change."""
 
 
-def join_seeds(result: dict[str, Any], fresh: dict[str, Any], claims: dict[str, Claim]) -> dict[str, Any]:
-    """Judge the claims of a kept result anew, by its seeds and fresh ones together.
+def join_seeds(result: dict[str, Any], others: list[dict[str, Any]], claims: dict[str, Claim]) -> dict[str, Any]:
+    """Judge the claims of a kept result anew, by its seeds and those of other plays of the recipe together.
 
-    Each table of claims gets "pairs": for each row those of the first and of the fresh seeds, None if fresh ones did
-    not judge it. It gets "joined", too: whether a row is that of all seeds. If some seed never arrives at a target,
-    methods are one run, or numbers were not kept, a row is that of the first seeds.
+    Each table of claims gets "pairs": for each row those of the first seeds and of the first of the others, None if
+    that one did not judge it. It gets "joined", too: whether a row is that of all seeds. If some seed never arrives at
+    a target, methods are one run, or numbers were not kept, a row is that of the first seeds.
     """
-    others = {point["point"]: point["claims"] for point in fresh["points"]}
+    by_point = [{point["point"]: point["claims"] for point in other["points"]} for other in others]
     points = [
-        {**point, "claims": _join(point["claims"], others.get(point["point"]), claims)} for point in result["points"]
+        {**point, "claims": _join(point["claims"], [tables.get(point["point"]) for tables in by_point], claims)}
+        for point in result["points"]
     ]
-    return {**result, "points": points, "claims": _join(result["claims"], fresh["claims"], claims)}
+    return {**result, "points": points, "claims": _join(result["claims"], [o["claims"] for o in others], claims)}
 
 
-def _join(table: dict[str, Any], other: dict[str, Any] | None, claims: dict[str, Claim]) -> dict[str, Any]:
-    if other is None or not table["rows"]:
+def _join(table: dict[str, Any], others: list[dict[str, Any] | None], claims: dict[str, Claim]) -> dict[str, Any]:
+    if None in others or not table["rows"]:
         return table
-    theirs = {row[0]: (row, values) for row, values in zip(other["rows"], other["values"], strict=True)}
+    theirs = [_rows_and_values(other) for other in others if other is not None]
     rows, pairs, joined = [], [], []
     for row, values in zip(table["rows"], table.get("values", [[]] * len(table["rows"])), strict=True):
-        its_row, its_values = theirs.get(row[0], (None, []))
-        whole = its_row is None or "arrive" in its_row[1] or SAME in (row[-1], its_row[-1]) or row[0] not in claims
-        both = None if whole else judge_claim(claims[row[0]], row, values, [*values, *its_values])
+        played = [rows_of[row[0]] for rows_of in theirs if row[0] in rows_of]
+        alone = (
+            len(played) < len(theirs)
+            or row[0] not in claims
+            or any("arrive" in its_row[1] or SAME in (row[-1], its_row[-1]) for its_row, _ in played)
+        )
+        both = None if alone else judge_claim(claims[row[0]], row, values, sum((its for _, its in played), values))
         rows.append(both or row)
-        pairs.append(its_row and (row, its_row))
+        pairs.append((row, theirs[0][row[0]][0]) if row[0] in theirs[0] else None)
         joined.append(both is not None)
     return {**table, "rows": rows, "pairs": pairs, "joined": joined}
+
+
+def _rows_and_values(table: dict[str, Any]) -> dict[str, tuple[list[str], list[float]]]:
+    return {row[0]: (row, values) for row, values in zip(table["rows"], table["values"], strict=True)}
 
 
 def judge_claim(claim: Claim, row: list[str], before: list[float], values: list[float]) -> list[str] | None:

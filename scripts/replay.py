@@ -1,13 +1,14 @@
 """Play every recipe with kept results once more on today's code, and tell what changed.
 
     python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--fleet stacked] [--minutes 60]
-                             [--workers 2] [--keep]
+                             [--workers 2] [--keep] [--added]
 
 Each recipe is played with the options that docs/results has for it, the shortest first, in FOLDER/RECIPE. A run that
 was stopped is resumed, and a finished one is only compared. `--seeds` plays other seeds than the kept ones: then
 verdicts of claims are compared, and accuracies are not. `--fleet` plays with another fleet, whose numbers differ by
 rounding alone. With `--minutes` no run begins after so long. `--keep` writes what was played into docs/results, or
-with other seeds into docs/results/fresh. FOLDER/changes.md tells the changes.
+with other seeds into docs/results/fresh; with `--added`, for seeds that are to decide open claims, into
+docs/results/added. FOLDER/changes.md tells the changes.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def main() -> int:
         (asked.folder / "changes.md").write_text("\n".join(lines), encoding="utf-8")
         print(f"{name}: {len(changes)} changes")
         if asked.keep:
-            place = DOCS if asked.seeds is None else DOCS / "fresh"
+            place = DOCS if asked.seeds is None else DOCS / ("added" if asked.added else "fresh")
             place.mkdir(exist_ok=True)
             write(place / f"{name}.json", new if asked.seeds is None else brief(new))
     if failed:
@@ -75,6 +76,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--workers", default="2")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--added", action="store_true")
     return parser.parse_args()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.config import Claim
+from fedtide.config.overrides import seed_list
 from fedtide.evaluate.metrics import Measure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -73,7 +74,7 @@ def test_claims_are_judged_by_first_and_fresh_seeds_together(telling):
     late = "+2.0 ± 1.0 points; 1 and 2 of 2 seeds arrive", "not seen"
     first = result([0.01, 0.03], ("+2.0 ± 1.0 points", "too few seeds"), late, ("+2.0 ± 1.0 points", "too few seeds"))
     fresh = result([0.02, 0.02], ("+2.0 ± 0.0 points", "too few seeds"), late)
-    table = telling.join_seeds(first, fresh, claims)["claims"]
+    table = telling.join_seeds(first, [fresh], claims)["claims"]
     assert table["joined"] == [True, False, False]
     assert [row[1:] for row in table["rows"]] == [
         ["+2.0 ± 0.4 points", "holds"],
@@ -81,6 +82,20 @@ def test_claims_are_judged_by_first_and_fresh_seeds_together(telling):
         ["+2.0 ± 1.0 points", "too few seeds"],
     ]
     assert [pair and pair[1][1:] for pair in table["pairs"]] == [["+2.0 ± 0.0 points", "too few seeds"], [*late], None]
+    added = result([0.05, 0.05], ("+5.0 ± 0.0 points", "too few seeds"), late)
+    table = telling.join_seeds(first, [fresh, added], claims)["claims"]
+    assert table["joined"] == [True, False, False]
+    assert table["rows"][0][1] == "+3.0 ± 0.7 points"
+    assert table["pairs"][0][1][1] == "+2.0 ± 0.0 points"
+
+
+def test_no_seed_counts_twice():
+    for path in sorted((DOCS / "results" / "added").glob("*.json")):
+        seeds: list[int] = []
+        for place in ("fresh", "added"):
+            options = json.loads((DOCS / "results" / place / path.name).read_text(encoding="utf-8"))["options"]
+            seeds += json.loads(seed_list(options[options.index("--seeds") + 1]))
+        assert len(seeds) == len(set(seeds)), path.stem
 
 
 def test_numbers_of_seeds_that_are_kept_give_the_rows_that_are_kept(of_docs):
