@@ -47,12 +47,12 @@ def _join(table: dict[str, Any], others: list[dict[str, Any] | None], claims: di
     rows, pairs, joined = [], [], []
     for row, values in zip(table["rows"], table.get("values", [[]] * len(table["rows"])), strict=True):
         played = [rows_of[row[0]] for rows_of in theirs if row[0] in rows_of]
-        alone = (
+        first_only = (
             len(played) < len(theirs)
             or row[0] not in claims
             or any("arrive" in its_row[1] or SAME in (row[-1], its_row[-1]) for its_row, _ in played)
         )
-        both = None if alone else judge_claim(claims[row[0]], row, values, sum((its for _, its in played), values))
+        both = None if first_only else judge_claim(claims[row[0]], row, values, sum((its for _, its in played), values))
         rows.append(both or row)
         pairs.append((row, theirs[0][row[0]][0]) if row[0] in theirs[0] else None)
         joined.append(both is not None)

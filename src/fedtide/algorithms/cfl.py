@@ -23,11 +23,12 @@ Choices:
     - paper: single linkage on the cosines is the exact optimum of the bipartition; the released code has complete
       linkage.
     - ours: the two thresholds are absolute in the paper and depend on the size of the network and on local training. By
-      default they are a tenth of the cluster's largest mean update so far, and six times that. With plain steps at a
+      default they are a tenth of the cluster's largest mean update so far, and six times that. FedDrift's code of CFL
+      has the same rule with one largest update for all clusters, and its `gamma` of 0.1. With plain steps at a
       fixed rate no mean gets there, and there is one model. Thresholds of one's own then lie between the norms that a
       run without splits records (`mean_update`, `largest_update`).
-    - ours: in the paper `gamma` bounds the difference of gradients within a group, which cannot be known. 0.1, as in
-      other code, requires little; if clients have few samples the noise of their updates alone can split a group. 0.7
+    - ours: in the paper `gamma` bounds the difference of gradients within a group, which cannot be known. 0.1
+      requires little; if clients have few samples the noise of their updates alone can split a group. 0.7
       and more requires sides that turn away from each other.
     - released code: there is no split before round `split_after`, nor of two clients or fewer.
     - released code: clients have equal weights; the paper weights them by samples.

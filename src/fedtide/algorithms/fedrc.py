@@ -21,9 +21,10 @@ When to use it: the meaning of labels differs between clients or changes, and so
 differ, its K components learn the same, for K times the work of FedAvg.
 
 Choices:
-    - ours: C is of the participants of the last round; the paper's is of all clients. Shares are at least 1e-8, as in
-      the released code. A component without samples has no effect. A label without samples leans to the
-      largest component, because its share there is the smallest.
+    - ours: C is of the participants of the last round; the paper's is of all clients.
+    - ours: of each label a component has at least 1e-8 of all samples; in the released code it has at least 1e-8
+      samples. A component without samples has no effect. A label without samples leans to the largest component,
+      because its share there is the smallest.
     - ours: C begins equal, so the first round is FedEM's. C is sent and kept times the number of labels.
     - ours: for sequences log C is the mean over the steps that count.
     - released code: `omega` weights the probabilities of the components at inference, as in FedEM.

@@ -43,7 +43,7 @@ Choices:
       class.
     - ours: the default of `local` is that of all methods.
     - ours: the noise of the released code is left out, because it bounds nothing. It is Laplace noise of scale
-      range / (rows epsilon) on each number of a profile, with the range of the client's own rows.
+      range / (rows epsilon) on each number of a profile. The range is that of the client's own rows and random points.
 """
 
 from dataclasses import dataclass, replace

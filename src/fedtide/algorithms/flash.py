@@ -1,8 +1,8 @@
 """Flash: FedAvg whose server takes longer steps while updates are larger than usual, and whose clients stop early.
 
-Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra: *Flash: Concept Drift Adaptation in Federated Learning*, ICML
-2023, Algorithm 1. The server's step is the optimizer `flash` (`fedtide.learn.server.Flash`), which other methods take
-too.
+Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan: *Flash: Concept Drift Adaptation in Federated Learning*,
+ICML 2023, Algorithm 1. The server's step is the optimizer `flash` (`fedtide.learn.server.Flash`), which other methods
+take too.
 
 | symbol | meaning |
 | --- | --- |

@@ -31,7 +31,7 @@ Choices:
     - ours: members of the cold start have equal weights. With `group_init = "same"` all groups begin at w0.
     - ours: a group that k-means leaves empty has no direction, and gets clients that turn away from all others.
     - ours: the cold start asks reachable clients before round 0, and again while fewer than m answer.
-    - released code: the step between groups moves parameters only.
+    - released code: the step between groups is divided by the sum of its weights, and moves parameters only.
     - ours: `clusters = "silhouette"` makes as many groups as Fielding begins with, from clients' label distributions.
 
 The safe form pools the updates of groups that are alike (docs/never-worse.md).

@@ -27,7 +27,8 @@ Choices:
     - ours: the elbow is the point farthest below the line between the ends of the sorted distances.
     - ours: the warm-up has `warmup` rounds, as in FEROMA. The released code ends it when accuracy rises by less than
       6 points in a round, from the third round on.
-    - ours: a profile is of validation rows, or of training rows if there are none. The released code takes all rows.
+    - ours: a profile is of validation rows, or of training rows if there are none. The released code takes
+      training rows.
     - ours: profiles are those of FEROMA in their layer and points, without noise.
     - ours: all reachable clients are profiled at once. A participant without a cluster is profiled when it comes, and
       joins the nearest mean profile. Without rows it does not train.

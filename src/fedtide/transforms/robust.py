@@ -27,8 +27,8 @@ Choices:
     - ours: the bound C is learned in each round: the median of the lengths, or of the distances to v. In the paper of
       centered clipping it is given, and v begins at the sum of the last round.
     - ours: C is of a value's whole vector, all layers and running statistics. `centered` takes `STEPS` steps.
-    - ours: f is `share` of the buckets, rounded up, and multi-Krum takes all others. It needs `n >= f + 3`; with fewer
-      the median is taken.
+    - ours: f is `share` of the buckets, rounded up, and multi-Krum takes all others. Its scores need `n >= f + 3`; with
+      fewer the median is taken. The paper's guarantee needs `n >= 2 f + 3`.
 """
 
 import math
