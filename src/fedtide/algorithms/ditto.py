@@ -22,11 +22,13 @@ Choices:
       round 0. If all clients take part in round 0, both are the same.
     - ours: `v_k` takes its steps with optimizer, rate and epochs of `local`, or with those of `personal`, in an order
       of its own. The released code uses the same batches for both models.
-    - released code: `lam = 1`. The paper also tries 0.1 and 2, and lets clients choose by validation samples.
+    - released code: `lam = 1`, as in its scripts. The paper also tries 0.1 and 2, and lets clients choose by validation
+      samples.
     - paper: the pull is towards the received global model, not towards the model after training.
     - ours: FedProx's pull (`local.proximal`) is on `w_k` alone, if `personal` has none.
     - ours: the pull is on trainable parameters only. Running statistics are those of the client's own training.
-    - paper: clients have equal weights. `weighting = "samples"` weights them by their samples, as PFLlib does.
+    - paper: clients have equal weights. The released code draws clients by their samples; `weighting = "samples"` comes
+      nearest.
     - ours: a personal model that is no longer finite is not kept, and the update is sent all the same.
 """
 

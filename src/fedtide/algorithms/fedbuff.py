@@ -17,6 +17,7 @@ When to use it: devices of very different speeds, where a round would wait for t
 size it is FedAvg.
 
 Choices:
+    - ours: `buffer` is 5 by default; the paper leaves K open, and mostly has 10.
     - ours: a round is a server step. It lasts until K of the clients in flight have answered; the others continue into
       the next round.
     - ours: places are filled after a step; in the paper whenever an answer comes. A client that began before the step

@@ -1,7 +1,7 @@
 """FedNova: FedAvg whose updates are divided by the local work that they took, so that no client counts by its steps.
 
 Wang, Liu, Liang, Joshi, Poor: *Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization*,
-NeurIPS 2020, equation 6 and section 4. With default options it is FedNova with local SGD.
+NeurIPS 2020, equation 6, sections 4 and 5. With default options it is FedNova with local SGD.
 
 | symbol | meaning |
 | --- | --- |

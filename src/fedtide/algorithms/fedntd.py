@@ -20,7 +20,7 @@ Choices:
     - ours: the received model is evaluated once a round, in evaluation mode and on samples without augmentation. The
       released code evaluates it on each batch, as the batch is.
     - paper: the divergence is as in equation 3. The released code multiplies it by `tau^2`, which is 1 by default.
-    - ours: clients are weighted by their samples, as in FedAvg. With `beta = 0` it is FedAvg.
+    - released code: clients are weighted by their samples, as in FedAvg. With `beta = 0` it is FedAvg.
 """
 
 from dataclasses import replace

@@ -26,7 +26,7 @@ Choices:
       because the mixture is found there.
     - released code: the pull begins in the second round. A class that no participant of the last round held pulls to
       the client's own mean, with the received trunk.
-    - released code: shares below 0.001 count as zero. Other shares are scaled to a sum of one (ours).
+    - released code: shares below 0.001 count as zero. Other shares are scaled to a sum of one.
     - ours: the quadratic program is solved exactly, as least squares with shares that are not negative.
     - ours: the server sends mixed heads in a second message. A client that misses it keeps its old head.
     - ours: a client without a head begins with the mean head of the last round, and is evaluated with it.

@@ -23,7 +23,7 @@ Choices:
       code has no negative in the first round, and contrasts a late joiner with its untrained network.
     - ours: `z_glob` and `z_prev` are computed once a round, in evaluation mode and on samples without augmentation.
     - ours: features that are no vectors are flattened; of sequences they are means over the steps that count.
-    - ours: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.
+    - paper: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.
 """
 
 from typing import Any

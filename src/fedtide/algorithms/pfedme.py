@@ -23,6 +23,10 @@ Choices:
       problem of each batch to a given accuracy.
     - released code: `lam = 15`, `inner_steps = 5` and `inner_lr = 0.09`. `theta_i` takes plain steps, with
       `local.weight_decay` and the schedule of `local`. The released code has a decay of 0.001.
+    - ours: the default of `local` is that of all methods. The released `eta` is 0.005; with `eta * lam` above 1, `w_i`
+      steps beyond `theta_i`.
+    - ours: only participants train, as in PFLlib, so others keep an older `theta_i`. In the paper all clients train in
+      each round, and some of them send.
     - released code: `beta = 1`. PFLlib's defaults are `lam = 1`, `inner_lr = 0.01` and `beta = 0`, with which its
       server never moves.
     - paper: R local rounds on a batch each. Here they are `local.local_steps`, or the batches of `local.epochs`.

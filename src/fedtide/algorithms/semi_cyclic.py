@@ -18,7 +18,7 @@ Choices:
       is said to take the mean of a block's models, as MM-PSGD with local steps (Ding et al., arXiv 2002.07454). We
       could read neither listing, so there is no such option.
     - ours: clients train locally as in FedAvg. The released code has SGD without local steps.
-    - the original's hedging between this chain and separate ones is not here.
+    - ours: the paper's hedging between this chain and separate ones is not here.
     - ours: a block keeps an older model if nobody answers in its last rounds.
     - ours: a block that had no turn yet is predicted by the first model.
     - ours: at inference the more certain model predicts, as in SCSGD of *Diurnal or Nocturnal?*, because the block of a

@@ -1,20 +1,22 @@
 """Server optimizers, and FedAvg with them: FedAvgM, FedAdagrad, FedAdam and FedYogi.
 
-FedAvgM (`sgd` with momentum): Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019. The
-others: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
-Algorithm 2. `flash` is that of `fedtide.algorithms.flash`.
+FedAvgM (`sgd` with momentum): Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification*, 2019. The others: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive
+Federated Optimization*, ICLR 2021, Algorithm 2. `flash` is that of `fedtide.algorithms.flash`.
 
 When to use it: rounds are few, updates are noisy, or gradients are sparse or of very different size from layer to layer
 (language models). Each optimizer has a server learning rate to tune.
 
 Choices:
-    - Adam has two kinds, which differ at the same numbers. "adam" is the paper's: v starts at eps^2, there is no bias
-      correction, beta2 = 0.99. "keras-adam" is that of the periodic-shift experiments: v starts at 0, with bias
+    - paper: Adam has two kinds, which differ at the same numbers. "adam" is the paper's: v starts at eps^2, there is no
+      bias correction, beta2 = 0.99. "keras-adam" is that of the periodic-shift experiments: v starts at 0, with bias
       correction, beta2 = 0.999, eps outside the correction.
-    - Without an update there is no step. Parameters missing from an update, and their moments, stay unchanged.
-    - A step that would overflow (the square of a finite, huge update) is not taken.
-    - Running statistics bypass the optimizer and move by their plain mean.
-    - All computation uses the parameters' own precision.
+    - ours: FedAdagrad, FedAdam and FedYogi weight clients by their samples. Algorithm 2 weights them equally
+      (`weighting = "uniform"`).
+    - ours: without an update there is no step. Parameters missing from an update, and their moments, stay unchanged.
+    - ours: a step that would overflow (the square of a finite, huge update) is not taken.
+    - ours: running statistics bypass the optimizer and move by their plain mean.
+    - ours: all computation uses the parameters' own precision.
 """
 
 import math
