@@ -142,6 +142,10 @@ def test_a_client_is_named_as_in_the_data_and_rows_are_written_as_those_of_the_r
     assert "--client: found '2', allowed: 9E, B6, UA" in refused(
         capsys, here, "predict", here / "run", here / "new.csv", "--client", "2"
     )
+    lines = GERMAN.splitlines(keepends=True)
+    (here / "flights.csv").write_text("".join([*lines, lines[-1]]))  # scales and fillings would be others
+    for words in (["predict", here / "run", here / "new.csv"], ["export", here / "run", "--format", "safetensors"]):
+        assert "the data have changed since" in refused(capsys, here, *words)
 
 
 @pytest.mark.parametrize(("names", "asked", "found"), [

@@ -446,6 +446,9 @@ class RunJob(Job):
             more = folder.extended(self.root, seed_text(seeds))
             if line := check_room(preflight(more, str(self.root)).need, self.root):
                 say(line, console(output))
+            for run in folder.plan(job.settings, self.root)[:1]:  # rows that have changed have changed for all runs
+                population = population_of(run.experiment, run.experiment.shift_of(run.method), run.seed)
+                folder.check_rows(run, population)
             folder.extend(self.root, more)
             job = replace(job)
         return job

@@ -97,7 +97,8 @@ def check(population: Any, path: Path) -> None:
     """
     about = content_of(str(path), "shift", "rows")["rows"]
     if about.get("digest") != population.rows.digest:
-        raise FedtideError(f"{population.rows.name}: the data have changed since {path} was written; start a new run")
+        changed = f"{population.rows.name}: the data have changed since {path} was written"
+        raise FedtideError(f"{changed}; allowed: the data as they were, or a new run")
 
 
 def labels_of(path: Path) -> dict[str, Any] | None:

@@ -32,6 +32,8 @@ from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import check_new, making, naming, sha256, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError, in_shell, refused
 from fedtide.core.record import stopped_after
+from fedtide.data.population import Population
+from fedtide.data.saved import check
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna", "ray")
 
@@ -102,6 +104,17 @@ def shift_file(root: Path, method: Method, seed: int) -> Path:
     """Return the file of the population that a method meets: one for all methods without a shift of their own."""
     suffix = "" if method.shift is None else f"-{slug(method.name)}"
     return root / "shift" / f"{seed}{suffix}.safetensors"
+
+
+def check_rows(run: Planned, population: Population) -> None:
+    """Raise if the data are not those with which a run began, as far as it has begun.
+
+    Raises:
+        FedtideError: the data differ, or the file of the run's population is damaged.
+    """
+    path = shift_file(run.folder.parent.parent, run.method, run.seed)
+    if path.is_file():
+        check(population, path)
 
 
 def go_on(root: Path) -> str:

@@ -26,7 +26,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import unbranched
 from fedtide.runs.build import built, read_again
 from fedtide.runs.digest import digest_to_read
-from fedtide.runs.folder import Planned, go_on, load, plan
+from fedtide.runs.folder import Planned, check_rows, go_on, load, plan
 from fedtide.transforms.transform import models_in
 from fedtide.wire.answer_schema import made_up
 
@@ -250,6 +250,7 @@ class Trained(Models):
         anywhere = fleet if fleet.device == CPU else replace(fleet, device="auto")
         experiment = run.experiment.model_copy(update={"fleet": anywhere})
         method_built = built(experiment, run.method, run.seed, memory)
+        check_rows(run, method_built.host.population)
         asks = run.folder / ASKS
         return Trained(
             title=run.title,

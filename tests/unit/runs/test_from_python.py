@@ -138,6 +138,9 @@ def test_more_seeds_that_cannot_be_played_leave_the_folder_as_it_was(tmp_path):
     study = STUDY | {"data": STUDY["data"] | {"source": {"kind": "npz", "path": str(rows)}}}
     done = ft.run(study, tmp_path / "run", seeds=[4], workers=1, quiet=True)
     before = (done.folder / "config.toml").read_text()
+    np.savez(rows, x=2 * X, y=Y)
+    with pytest.raises(FedtideError, match=r"have changed .* allowed: the data as they were, or a new run"):
+        ft.resume(done.folder, seeds=[4, 5], quiet=True)
     rows.unlink()
     with pytest.raises(FedtideError, match="no such file"):
         ft.resume(done.folder, seeds=[4, 5], quiet=True)
