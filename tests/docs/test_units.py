@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,8 +108,10 @@ def test_a_container_that_was_killed_inside_says_so():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_container_that_is_stopped_lets_its_command_save(number, tmp_path):
     waits = f"trap 'sleep 0.3; touch {tmp_path}/saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    heard = partial(signal.signal, number, signal.SIG_DFL)  # these tests may run where it is ignored
-    with subprocess.Popen([SCRIPT, "sh", "-c", waits], stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+    # These tests may run where the signal is ignored. A function before the start would fork as threads of gRPC run.
+    heard = f"import os, signal, sys; signal.signal({number:d}, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", heard, SCRIPT, "sh", "-c", waits]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
