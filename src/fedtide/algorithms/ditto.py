@@ -27,8 +27,8 @@ Choices:
     - paper: the pull is towards the received global model, not towards the model after training.
     - ours: FedProx's pull (`local.proximal`) is on `w_k` alone, if `personal` has none.
     - ours: the pull is on trainable parameters only. Running statistics are those of the client's own training.
-    - paper: clients have equal weights. The released code draws clients by their samples; `weighting = "samples"` comes
-      nearest.
+    - paper: clients have equal weights. The released code draws clients in proportion to their samples;
+      `weighting = "samples"` comes nearest.
     - ours: a personal model that is no longer finite is not kept, and the update is sent all the same.
 """
 

@@ -21,7 +21,7 @@ the first round, with everybody, it is twice the mean update. It sends as much a
 Choices:
     - paper: the mean is uniform. The released code divides alpha by a client's number of samples, relative to the mean
       number.
-    - paper: evaluated is `w`. The released code evaluates the mean of the participants' models, without `h / alpha`.
+    - paper: `w` is evaluated. The released code evaluates the mean of the participants' models, without `h / alpha`.
     - paper: the step is `h / alpha` also for a small alpha, so FedDyn does not become FedAvg.
     - ours: only trainable parameters have `g_i` and `h`; running statistics are averaged.
     - ours: a client that joins has the gradient zero, and `h` is the mean over all clients from then on.

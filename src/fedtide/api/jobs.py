@@ -448,7 +448,7 @@ class RunJob(Job):
                 say(line, console(output))
             for run in folder.plan(job.settings, self.root)[:1]:  # rows that have changed have changed for all runs
                 population = population_of(run.experiment, run.experiment.shift_of(run.method), run.seed)
-                folder.check_rows(run, population)
+                folder.check_rows(run.folder, run.experiment, run.method, run.seed, population)
             folder.extend(self.root, more)
             job = replace(job)
         return job

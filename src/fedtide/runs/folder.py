@@ -106,15 +106,17 @@ def shift_file(root: Path, method: Method, seed: int) -> Path:
     return root / "shift" / f"{seed}{suffix}.safetensors"
 
 
-def check_rows(run: Planned, population: Population) -> None:
-    """Raise if the data are not those with which a run began, as far as it has begun.
+def check_rows(run: Path, experiment: Experiment, method: Method, seed: int, population: Population) -> None:
+    """Raise if the data are not those with which the folder of a run began, as far as it has begun.
 
     Raises:
-        FedtideError: the data differ, or the file of the run's population is damaged.
+        FedtideError: the data differ, or the file of a saved population is damaged.
     """
-    path = shift_file(run.folder.parent.parent, run.method, run.seed)
-    if path.is_file():
-        check(population, path)
+    path = shift_file(run.parent.parent, method, seed)
+    drawn = getattr(experiment.data.source, "drawn", False)
+    others = [] if drawn else sorted(path.parent.glob("*.safetensors"))
+    for file in [path] if path.is_file() else others[:1]:  # rows that are not drawn are the same for every seed
+        check(population, file)
 
 
 def go_on(root: Path) -> str:

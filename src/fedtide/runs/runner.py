@@ -32,7 +32,7 @@ from fedtide.core.record import (
     view_of,
 )
 from fedtide.data.population import Population
-from fedtide.data.saved import check, save
+from fedtide.data.saved import save
 from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.probe import Probe, owners_of
 from fedtide.evaluate.references import References
@@ -46,7 +46,7 @@ from fedtide.remote.asks import find_failed
 from fedtide.remote.fleet import RemoteFleet
 from fedtide.runs.build import built, cohort_size, metrics_of, spec_of
 from fedtide.runs.digest import device_of, digest_of, digests_of_files
-from fedtide.runs.folder import shift_file
+from fedtide.runs.folder import check_rows, shift_file
 from fedtide.runs.privacy import server_wire
 from fedtide.transforms.watch import is_watched
 from fedtide.wire.ledger import check_released
@@ -219,11 +219,8 @@ class Run:
     def _save_shift(self, population: Population) -> Path:
         """Write the drawn population, once for all methods that meet it; return the file."""
         experiment = self.experiment
+        check_rows(self.folder, experiment, self.method, self.seed, population)
         path = shift_file(self.folder.parent.parent, self.method, self.seed)
-        drawn = getattr(experiment.data.source, "drawn", False)
-        others = [] if drawn else sorted(path.parent.glob("*.safetensors"))
-        for file in [path] if path.is_file() else others[:1]:  # rows that are not drawn are the same for every seed
-            check(population, file)
         if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in experiment.method)
             save(population, path, rounds=experiment.shift_rounds, cohort=largest, seconds=self._steady(population))

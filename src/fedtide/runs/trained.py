@@ -250,7 +250,7 @@ class Trained(Models):
         anywhere = fleet if fleet.device == CPU else replace(fleet, device="auto")
         experiment = run.experiment.model_copy(update={"fleet": anywhere})
         method_built = built(experiment, run.method, run.seed, memory)
-        check_rows(run, method_built.host.population)
+        check_rows(run.folder, run.experiment, run.method, run.seed, method_built.host.population)
         asks = run.folder / ASKS
         return Trained(
             title=run.title,
