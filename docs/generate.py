@@ -57,7 +57,7 @@ from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, S
 from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.pipeline import Wire, why_not
-from league import league
+from league import beside_one_model, league
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -573,6 +573,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "papers": papers,
     "league": league,
+    "never_worse": partial(beside_one_model, "never-worse"),
+    "never_worse_papers": partial(beside_one_model, "never-worse-papers"),
     "navigation": navigation,
     "space_navigation": space_navigation,
     "reveals": reveals,

@@ -22,6 +22,8 @@ from fedtide.evaluate.metrics import Measure
 ROOT = Path(__file__).parents[1]
 LEAGUES = ("league-drift", "league-personal")
 ONE_MODEL = ("FedAvg", "FedAvg, twice the steps", "FedAvg, three times the steps")
+SINGLE = ("FedAvg", "FedProx", "FedAdam")
+"""Methods with one model for all, beside which a safe form stands."""
 BOUNDS = ("Oracle",)
 """Rows that know the truth: they bound the others, and have no rank."""
 SUDDEN = "sudden"
@@ -94,6 +96,23 @@ def league() -> str:
         heading = results.kept["recipe"].replace("league-", "").capitalize()
         parts += [f"## {heading}", *section(results)]
     return "\n\n".join(parts)
+
+
+def beside_one_model(recipe: str) -> str:
+    """Points of each method over the best of FedAvg, FedProx and FedAdam in each world, safe forms first and bold.
+
+    An equals sign is for the same accuracy at every seed.
+    """
+    results = League(read_result(recipe) or {})
+    best = [max(SINGLE, key=world["accuracy"].__getitem__) for world in results.worlds]
+    first = [f"{name} {100 * world['accuracy'][name]:.1f}" for name, world in zip(best, results.worlds, strict=True)]
+    rows = [["best single model", *first]]
+    others = [name for name in results.ranked if name not in SINGLE]
+    for name in sorted(others, key=lambda name: ("steps" not in name, "(safe)" not in name)):
+        gaps = [results.difference(name, best[number], world) for number, world in enumerate(results.worlds)]
+        cells = [f"{gap.mean:+z.1f}{PLUS_MINUS}{gap.error:.1f}" if any(gap.values) else "=" for gap in gaps]
+        rows.append([f"**{name}**" if "(safe)" in name else name, *cells])
+    return as_markdown(["", *(short(world) for world in results.worlds)], rows)
 
 
 def section(results: League) -> list[str]:

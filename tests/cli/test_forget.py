@@ -136,7 +136,8 @@ def test_whose_rows_are_pooled_has_worked(here):
 def test_what_cannot_be_forgotten_is_one_line(here, capsys):
     finished(here / "x", study(A, rounds=2, data={**TOY["data"], "held_out_clients": {"clients": 2}}))
     client, _ = late(here / "x")
-    assert "CLIENT: found 'zz', allowed: the number of a client" in refused(capsys, here, "forget", "x", "zz")
+    for name in ("zz", "9" * 20):
+        assert f"CLIENT: found '{name}', allowed: the number of a client" in refused(capsys, here, "forget", "x", name)
     assert "CLIENT: found 8, but the others are held out" in refused(capsys, here, "forget", "x", 8)
     assert "nowhere: not a run folder" in refused(capsys, here, "forget", "nowhere", 1)
     finished(here / "other", study(A, rounds=3))

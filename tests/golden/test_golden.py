@@ -195,6 +195,14 @@ def test_buffers_bypass_the_optimizer(optimizer):
     assert stepped.buffers["running_mean"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), KerasAdam(), Yogi(), Flash()])
+def test_buffers_that_no_update_moves_stay(optimizer):
+    """Norm layers that stay at home send no running statistics."""
+    weights = Weights({"w": torch.zeros(1)}, {"running_mean": torch.tensor([1.0])})
+    stepped, _ = optimizer.step(weights, optimizer.init(weights), Weights({"w": torch.ones(1)}))
+    assert stepped.buffers["running_mean"].tolist() == [1.0]
+
+
 def test_adagrad_never_lowers_its_second_moment_and_no_update_keeps_it_positive():
     optimizer, weights = Adagrad(), at(0.0)
     memo = optimizer.init(weights)

@@ -326,7 +326,7 @@ def show(
     for methods in methods_by_shift.values():
         people = population_of(first, first.shift_of(methods[0]), settings.seeds[0])
         people.check(first.rounds)
-        cohort = clients_per_round or min(cohort_size(methods[0], people.registered), people.registered)
+        cohort = min(clients_per_round or cohort_size(methods[0], people.registered), people.registered)
         names = [method.name for method in methods] if len(methods_by_shift) > 1 else []
         previews.append(Preview(people, rounds or first.rounds, cohort, first.timing.seconds or 1.0, names))
     return Shown(settings.title or where, previews)

@@ -1,4 +1,4 @@
-"""The protocol of cohorts, and all kinds but Oort.
+"""The protocol of cohorts, and all their kinds.
 
 In turn: Malinovsky, Horváth, Burlachenko, Richtárik: *Federated Learning with Regularized Client Participation*, 2023
 (arXiv 2302.03662). Each client takes part once in a meta-epoch, which is as many rounds as it takes to ask all.

@@ -11,7 +11,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import options_of
@@ -165,9 +165,6 @@ class Method(Strict):
         return self.model_copy(update={"name": f"{self.bare}, {other}{form}"})
 
 
-TRANSFORMS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[AnyTransform, ...])
-
-
 def form_of(method: Mapping[str, Any]) -> str:
     """Return the form of a method that is written in a file, in brackets after its name; "" for one with mistakes.
 
@@ -175,10 +172,8 @@ def form_of(method: Mapping[str, Any]) -> str:
     (' (anchored, shared trunk)', '')
     """
     try:
-        transforms = TRANSFORMS.validate_python(tuple(method.get("transforms", ())))
-        return Method(
-            name="x", algorithm="x", init_from=None, safe=method.get("safe") is True, transforms=transforms
-        ).form
+        written = {"safe": method.get("safe") is True, "transforms": tuple(method.get("transforms", ()))}
+        return Method.model_validate({"name": "x", "algorithm": "x", **written}).form
     except (TypeError, ValidationError):
         return ""
 

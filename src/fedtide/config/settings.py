@@ -201,18 +201,6 @@ def check_installed(track: Track) -> None:
 # -- [wire] ------------------------------------------------------------------------------------------------------------
 
 
-class Adapt(Strict):
-    """Adaptation of a bound to the lengths of what clients send, by a count with noise of those within the bound.
-
-    Args:
-        quantile: of the lengths, which the bound approaches: 0.5 is their median.
-        rate: from one round to the next the bound changes by a factor of up to about e^rate.
-    """
-
-    quantile: Fraction = 0.5
-    rate: Positive = 0.2
-
-
 class Privacy(Strict):
     """Differential privacy: models, and all that is made of noised sums, say little of any one client.
 
@@ -244,7 +232,7 @@ class Privacy(Strict):
     multiplier: Positive | None = None
     delta: InnerFraction = 1e-5
     clip: dict[str, Positive] = Field(min_length=1)
-    adapt: dict[str, Adapt] = Field(default_factory=dict)
+    adapt: dict[str, Adaptive] = Field(default_factory=dict)
     unit: Literal["client"] = "client"
     noise: Literal["plain", "banded"] = "plain"
     distance: Count | None = None
@@ -255,7 +243,7 @@ class Privacy(Strict):
     def step(self) -> Clip:
         """The clients' step."""
         bounds = self.clip if self.scores is None else {**self.clip, **BOUNDS}
-        return Clip(bounds, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
+        return Clip(bounds, self.adapt)
 
     @model_validator(mode="after")
     def _check(self) -> "Privacy":

@@ -46,25 +46,17 @@ def _without_none(value: Any) -> Any:
 def as_toml(value: Any) -> str:
     """Return a value as TOML in one line.
 
-    >>> print(as_toml({"kind": "iid", "clients": [1, 2]}), as_toml("caf\u00e9"))
-    { kind = "iid", clients = [1, 2] } "caf\u00e9"
+    >>> print(as_toml({"kind": "iid", "FedAvg, lr 1": [1, 2]}), as_toml("caf\u00e9"))
+    { kind = "iid", "FedAvg, lr 1" = [1, 2] } "caf\u00e9"
 
     Raises:
         TypeError: TOML has no word for it.
     """
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key_as_toml(key)} = {as_toml(child)}' for key, child in value.items())} }}"
+        keys = {key: str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else as_toml(str(key)) for key in value}
+        return f"{{ {', '.join(f'{keys[key]} = {as_toml(child)}' for key, child in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def key_as_toml(key: object) -> str:
-    """Return a key as TOML.
-
-    >>> print(key_as_toml("lr"), key_as_toml("FedAvg, lr 1"))
-    lr "FedAvg, lr 1"
-    """
-    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else as_toml(str(key))

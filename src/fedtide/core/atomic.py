@@ -121,16 +121,17 @@ def _name_new(temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a new file in one step, which is on the disk afterwards.
+def write_bytes(path: Path, content: bytes, mode: int = 0o644, *, new: bool = True) -> None:
+    """Write a file, all of it or nothing, also if the power fails; it is on the disk afterwards.
 
     Args:
         mode: who may read it, from its first byte on.
+        new: whether nothing is replaced; see `replacing`.
 
     Raises:
-        FedtideError: something is there already; it is left as it is.
+        FedtideError: something is there already, and nothing is replaced; it is left as it is.
     """
-    with replacing(path, new=True) as temporary, open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+    with replacing(path, new=new) as temporary, open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -174,15 +175,8 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, new: bool = False) -> None:
-    """Write a text file, all of it or nothing, also if the power fails; it is on the disk afterwards.
-
-    Args:
-        new: whether nothing is replaced; see `replacing`.
-    """
-    with replacing(path, new=new) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-        flush(temporary)
-    flush(path.parent)
+    """Write a text file as `write_bytes` does, for whoever the system lets read it."""
+    write_bytes(path, text.encode(), 0o666, new=new)
 
 
 def flush(path: Path) -> None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -26,7 +26,7 @@ from fedtide.core.base import Weights
 from fedtide.core.errors import UNREADABLE, Damaged, FedtideError, refused, within
 from fedtide.core.files import open_file
 from fedtide.core.loop import Start
-from fedtide.core.memory import Version
+from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Mark, check_marks, read_marks
 
 FILES = ("state.safetensors", "memory.safetensors")
@@ -39,22 +39,6 @@ FORMAT = 3
 
 EARLIER = 50
 """Number of earlier checkpoints whose marks a checkpoint keeps, to tell how far damaged records are whole."""
-
-
-class Restorable(Protocol):
-    """The clients' memory, or a server's notes on the versions of it that count."""
-
-    def save(self, file: Path, now: Version) -> None:
-        """Write what counts as of `now`."""
-
-    def settle(self, now: Version, keep: Iterable[Path] = ()) -> None:
-        """A checkpoint as of `now` is safely written: versions are needed only for it, and for the indexes `keep`."""
-
-    def restore(self, file: Path, now: Version, keep: Iterable[Path] = ()) -> None:
-        """Become what `save` wrote; the indexes `keep` are needed, too."""
-
-    def clear(self) -> None:
-        """Forget everything: the start of a run."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class About:
 def save(
     folder: Path,
     start: Start[Any],
-    memory: Restorable,
+    memory: MemoryStore,
     *,
     config: str,
     marks: Mapping[str, Mark],
@@ -195,7 +179,7 @@ def check(folder: Path, *, config: str | None, number: int | None = None) -> Abo
     return about
 
 
-def load(folder: Path, memory: Restorable, *, config: str) -> tuple[Start[Any], Mapping[str, Mark]] | None:
+def load(folder: Path, memory: MemoryStore, *, config: str) -> tuple[Start[Any], Mapping[str, Mark]] | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
 
     The result is the starting point, and the length of each record file at that moment.
@@ -226,7 +210,7 @@ def kept_state(folder: Path, number: int, *, config: str) -> Any:
     return codec.from_file(check_files(folder, about) / FILES[0])
 
 
-def kept_memory(folder: Path, number: int, memory: Restorable) -> None:
+def kept_memory(folder: Path, number: int, memory: MemoryStore) -> None:
     """Restore the clients' memory after so many rounds, from a checkpoint that is kept.
 
     The files of the newest checkpoint and of others that are kept stay: the run may be resumed from these.

@@ -8,9 +8,7 @@ from torch import Tensor
 from fedtide.core.base import Weights
 from fedtide.core.trees import Tree, map_leaves
 
-__all__ = [
-    "add", "div", "flat", "map_leaves", "mix", "mul", "shaped", "sub", "zeros_like",
-]  # fmt: skip
+__all__ = ["add", "div", "flat", "map_leaves", "mix", "mul", "shaped", "sub", "zeros_like"]
 
 
 def sub(left: Tree, right: Tree) -> Tree:

@@ -248,7 +248,7 @@ class Population:
             return names.index(name)
         if (last := name.partition("=")[2]) in names:
             return names.index(last)
-        if not names and name.isdecimal():
+        if not names and name.isdecimal() and len(name) < 19:  # a longer one is no number of a tensor
             return int(name)
         raise missing(key, name, names, "the number of a client, from 0")
 

@@ -78,11 +78,6 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.start) - 1
 
-    @property
-    def total(self) -> int:
-        """Number of entries of all lists together."""
-        return len(self.rows)
-
     def sizes(self, clients: Tensor) -> Tensor:
         """Count the rows of each of some clients (clients,)."""
         return self.start[clients + 1] - self.start[clients]

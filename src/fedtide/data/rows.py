@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -108,6 +108,9 @@ class Rows:
     learned: float | None = None
     fit: Fit | None = None
     cut: int = 0
+    _transformed: dict[tuple[Prepare, ...], "Rows"] = field(default_factory=dict, init=False, compare=False)
+    _asked: Counter[tuple[Prepare, ...]] = field(default_factory=Counter, init=False, compare=False)
+    _x_by_device: dict[str, Tensor] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
         clients = "" if self.client is None else f", {len(self.client_names)} clients"
@@ -177,16 +180,6 @@ class Rows:
         return self._transformed.setdefault(transforms, replace(self, x=x))
 
     @cached_property
-    def _transformed(self) -> dict[tuple[Prepare, ...], "Rows"]:
-        """Rows by the transforms that were applied to them last."""
-        return {}
-
-    @cached_property
-    def _asked(self) -> Counter[tuple[Prepare, ...]]:
-        """Number of rows that were asked for, by the transforms."""
-        return Counter()
-
-    @cached_property
     def extremes(self) -> Tensor:
         """Positions of a row with the smallest label, and of rows with the smallest and the largest token."""
         ends = [self.y.argmin() // self.y[0].numel()]
@@ -227,11 +220,6 @@ class Rows:
             self._x_by_device[device] = resident(self.x, device)
         x = self._x_by_device[device]
         return torch.index_select(x, 0, rows.to(x.device)), torch.index_select(self.y, 0, rows)
-
-    @cached_property
-    def _x_by_device(self) -> dict[str, Tensor]:
-        """Features of all rows by the device that asks for them."""
-        return {}
 
     def labels(self, rows: Tensor) -> Tensor:
         """Return y of some rows, by position."""

@@ -39,7 +39,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
         arrivals = population.arrivals_in_order(cohort, moment)
         row[: len(arrivals)] = arrivals
     dealt = [part for part in population.parts.values() if isinstance(part, Ragged)]
-    small = bool(dealt) and sum(part.total for part in dealt) <= LARGEST
+    small = bool(dealt) and sum(len(part.rows) for part in dealt) <= LARGEST
     tree = {
         "registered": population.registered,
         "group": population.group,

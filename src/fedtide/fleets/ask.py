@@ -165,17 +165,7 @@ class Scoring:
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Options of an evaluation.
-
-    Args:
-        slot: for each of the clients the slot it belongs to.
-        part: part of their rows, "test" by default.
-        personal: False evaluates the payload without memory and adaptation.
-        grouping: which rows decide together, "client" by default.
-        other: name of the other use of the state that is evaluated.
-        pooled: names of sums over all rows, in a simulation alone.
-        record: whether it is one of those that the record has, which is a sum if scores are.
-    """
+    """Options of an evaluation: `slot`, the slot of each of the clients, and those of `Scoring`."""
 
     slot: Slot | None
     part: str

@@ -97,9 +97,7 @@ class DeviceClock:
         return sum(asks, 0.0) + self.overhead
 
 
-__all__ = [
-    "Devices", "LogNormal", "Steady", "Traces",
-]  # fmt: skip
+__all__ = ["Devices", "LogNormal", "Steady", "Traces"]
 
 KBIT = 125.0
 """Bytes in a kilobit."""

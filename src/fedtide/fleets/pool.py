@@ -290,7 +290,7 @@ class Processes(ABC, Generic[M]):
                 if batch.here is not None and own_call is not None:  # the others have work meanwhile
                     unanswered -= 1
                     yield Message(own_call, batch.here(own_call), True)
-                for member in self._ready(batch, wait=own_call is None):
+                for member in self._ready(wait=own_call is None):
                     received = self._receive(member)
                     if received is None:
                         self._recover(member, batch)
@@ -360,7 +360,7 @@ class Processes(ABC, Generic[M]):
         """Send the arguments of a call to a member."""
 
     @abstractmethod
-    def _ready(self, batch: Batch, *, wait: bool = True) -> list[M]:
+    def _ready(self, *, wait: bool = True) -> list[M]:
         """Return members that have answered, or died; wait for one."""
 
     @abstractmethod
@@ -497,7 +497,7 @@ class Pool(Processes[_Worker]):
         with contextlib.suppress(OSError):
             member.connection.send_bytes(codec.to_bytes({"call": batch.function, "arguments": arguments}))
 
-    def _ready(self, batch: Batch, *, wait: bool = True) -> list[_Worker]:
+    def _ready(self, *, wait: bool = True) -> list[_Worker]:
         ready = connection.wait([worker.connection for worker in self.members if worker.calls], None if wait else 0)
         return [worker for worker in self.members if worker.connection in ready]
 

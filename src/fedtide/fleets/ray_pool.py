@@ -327,7 +327,7 @@ class RayPool(Processes[_ActorState]):
     def _stopping(self) -> bool:
         return (self.folder / STOP).exists()
 
-    def _ready(self, batch: Batch, *, wait: bool = True) -> list[_ActorState]:
+    def _ready(self, *, wait: bool = True) -> list[_ActorState]:
         for seat in self.members:
             if seat.calls and not seat.pending:  # a long call, which is asked for its messages
                 seat.pending.append(seat.actor.poll.remote(self._stopping))

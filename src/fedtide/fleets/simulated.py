@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any, Self, Unpack
 
 import torch
@@ -251,10 +252,7 @@ class SimulatedFleet:
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` clients by the shift, from (seed, round) alone, sorted; whose privacy forbids it is passed over."""
-
-        def draw(size: int) -> Tensor:
-            return self.population.arrivals(size, self.moment)
-
+        draw = partial(self.population.arrivals, moment=self.moment)
         clients, size = arrivals(self.ledger, draw, m, self.population.registered, self.moment.round)
         self.substituted += self.population.substituted(size, self.moment)
         return clients

@@ -216,13 +216,9 @@ def answers(state: State, name: str = "clients") -> Answers:
     """
     reading = reading_of(state)
     who = int(reading.sums["first"]["who"]) if "first" in reading.sums else 0
-    lines = [f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"]
+    said = f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"
     whole = answers_from(
-        Table(name, np.zeros(0, np.int64), said=tuple(lines)),
-        reading.sample,
-        reading.clients,
-        reading.cycles,
-        reading.drift,
+        Table(name, np.zeros(0, np.int64), said=(said,)), reading.sample, reading.clients, reading.cycles, reading.drift
     )
     if reading.clients is None or reading.clients.compared is not None:
         return whole
@@ -269,7 +265,7 @@ class Problem:
         kinds = np.zeros((count, *self.by_label.shape[1:]))
         np.add.at(kinds, group, self.by_label)
         rows = kinds[..., -1]  # (groups, labels)
-        means = self.products_of_ones
+        means = self.squares[:, :-1, -1]  # mean features (labels, d - 1) of each label
         chance_a, chance_b = (np.tensordot(rows, mean, 1) for mean in (self.squares, self.products))
         chance_one = ridge(chance_a.sum(0), chance_b.sum(0))
         models = {
@@ -285,11 +281,6 @@ class Problem:
             for name, value in models.items()
         }
         return stacked, group
-
-    @property
-    def products_of_ones(self) -> np.ndarray:
-        """Mean features (labels, d - 1) of each label."""
-        return self.squares[:, :-1, -1]
 
     def compared(self, terms: Mapping[str, np.ndarray], group: np.ndarray, members: np.ndarray) -> Compared:
         """Return the comparison that errors on judging rows tell.

@@ -287,8 +287,7 @@ def posteriors(fitted: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) 
     mean = pooled + means_by(fitted - pooled, kind, kinds) * (rows / (rows + FIRM))[:, None]
     rest = fitted - mean[kind]
     turned, constant = discriminant(mean, rest.T @ rest / max(len(fitted), 1), rows)
-    score = x @ turned + constant
-    return softmax(score, axis=1)
+    return softmax(x @ turned + constant, axis=1)
 
 
 def discriminant(mean: np.ndarray, inside: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

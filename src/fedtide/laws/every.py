@@ -855,7 +855,7 @@ def _even(host: Host) -> Host:
     """Return a host whose clients hold equally many rows of each part: in private sums each client counts once."""
 
     def even(part: Any) -> list[np.ndarray]:
-        fewest = int(part.counts[part.counts > 0].min()) if part.total else 0
+        fewest = int(part.counts[part.counts > 0].min()) if len(part.rows) else 0
         return [part[client][:fewest].numpy() for client in range(len(part))]
 
     return with_parts(host, even)

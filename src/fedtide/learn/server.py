@@ -259,7 +259,7 @@ class Flash(_Decaying):
         if not all_finite([moved, second, drift]):
             return weights, memo
         steps = {name: memo.steps[name] + 1 for name in moved}
-        new = Weights(weights.params | moved, add(weights.buffers, delta.buffers))
+        new = Weights(weights.params | moved, _add_buffers(weights, delta))
         return new, Drifting(memo.first | first, memo.second | second, memo.steps | steps, memo.drift | drift)
 
 

@@ -113,18 +113,6 @@ class OfTarget:
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 
-def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the cross-entropy of each label from log-probabilities, in the shape of `y`.
-
-    With `mask`, return that of each sequence (samples,): the mean over the steps that count.
-    """
-    losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    if mask is None:
-        return losses
-    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
-    return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
-
-
 @ingredient
 class Classes(Target):
     """One class of several for each row, or for each step of a sequence; the model gives logits.
@@ -145,8 +133,12 @@ class Classes(Target):
         return F.log_softmax(outputs, -1)
 
     def losses(self, answers: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the cross-entropy of each label, of sequences with a mask its mean over steps."""
-        return row_losses(answers, y, mask)
+        """Return the cross-entropy of each label, in the shape of `y`; with `mask` its mean over a sequence's steps."""
+        losses = -answers.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        if mask is None:
+            return losses
+        # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
+        return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
     def mix(self, answers: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
         """Return the logarithm of mixed probabilities."""

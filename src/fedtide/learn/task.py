@@ -432,9 +432,7 @@ def classes_of(task: Task) -> int:
     if task.target.bins:
         return task.target.bins
     outputs = next(iter(task.outputs(task.scratch.weights, example_of(task, "labels"))))
-    return int(
-        (outputs[0] if isinstance(outputs, tuple) else outputs).shape[-1]
-    )  # branch networks also return features
+    return int((outputs[0] if isinstance(outputs, tuple) else outputs).shape[-1])  # a branch network adds features
 
 
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:

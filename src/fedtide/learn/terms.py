@@ -119,11 +119,7 @@ class Correction:
     """
 
     by: list[Tensor]
-
-    @property
-    def alike(self) -> bool:
-        """Return True, as any corrections can be stacked."""
-        return True
+    alike: ClassVar[bool] = True
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""
@@ -148,11 +144,7 @@ class Curvature:
 
     fisher: list[Tensor] = field(repr=False)
     offset: list[Tensor] = field(repr=False)
-
-    @property
-    def alike(self) -> bool:
-        """Return True, as any such terms can be stacked."""
-        return True
+    alike: ClassVar[bool] = True
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return F v + b."""
@@ -160,10 +152,8 @@ class Curvature:
 
     def stacked(self, terms: Sequence["Curvature"], layout: Layout) -> "Curvature":
         """Return the term of several clients that are trained at once."""
-        fisher, offset = (_side_by_side([layout(part) for part in parts]) for parts in (
-            [term.fisher for term in terms], [term.offset for term in terms],
-        ))  # fmt: skip
-        return Curvature(fisher, offset)
+        fisher = _side_by_side([layout(term.fisher) for term in terms])
+        return Curvature(fisher, _side_by_side([layout(term.offset) for term in terms]))
 
 
 def _of_step(leaves: list[Tensor], now: list[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Initial weights of a network's layers that torch does not draw, and an LSTM with one bias vector, as in Keras."""
+"""Networks, and initial weights of their layers that torch does not draw."""
 
 import copy
 import inspect

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -262,10 +263,7 @@ class RemoteFleet:
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` of the present clients, from (seed, round) alone, sorted."""
-
-        def draw(size: int) -> Tensor:
-            return self.attendance.who.arrivals(size, self.attendance.willing, self.moment)
-
+        draw = partial(self.attendance.who.arrivals, present=self.attendance.willing, moment=self.moment)
         clients, _ = arrivals(self.ledger, draw, m, self.attendance.clients, self.moment.round)
         self.record.arrivals[str(m)] = clients.tolist()
         return clients

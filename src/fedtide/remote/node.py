@@ -325,7 +325,7 @@ class Node:
             return "its study deals no shares"
         if isinstance(asked, WorkHeader) and mask is not None and asked.forms is None:
             return "it masks sums alone"
-        if mask is not None and self.clients is not None and self.masker is not None:
+        if mask is not None and self.clients is not None:
             for peers in mask.peers.values():
                 if any(name != self.masker.node and int(peer) in self.clients for peer, name in peers.items()):
                     return "the server says that one of its clients is at another node"
@@ -496,7 +496,8 @@ def objection(masker: Masker, asked: WorkHeader | DealHeader | UnmaskHeader, few
         peers = mask.peers.get(_slot(asked, client), {})
         if peers.get(str(client)) != masker.node or not set(peers.values()) <= mask.keys.keys():
             return "the server does not say who else is asked"
-        room = _people(asked, client)
+        form = (asked.forms or {}).get(_slot(asked, client)) if isinstance(asked, WorkHeader) else None
+        room = 0 if form is None else form.people
         if room > max(PEOPLE, 2 * len(peers)):  # who has a number beyond its room says so, and so tells how large it is
             return f"a sum of {len(peers)} clients has room for {room}; allowed: at most {max(PEOPLE, 2 * len(peers))}"
         if len(peers) < fewest:
@@ -580,12 +581,6 @@ def show(masker: Masker, asked: UnmaskHeader, fewest: int, *, counted: bool) -> 
         secrets = masker.show(_context(asked, client), client, alive, fewest, parts, asked.lost.get(slot, []))
         shown[client] = secrets_tree(secrets)
     return shown
-
-
-def _people(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> int:
-    """Return for how many clients the sum of one has room; 0 of a question that does not say it."""
-    form = (asked.forms or {}).get(_slot(asked, client)) if isinstance(asked, WorkHeader) else None
-    return 0 if form is None else form.people
 
 
 def _slot(asked: WorkHeader | DealHeader | UnmaskHeader, client: int) -> str:

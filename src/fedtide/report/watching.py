@@ -224,10 +224,8 @@ def write_page(root: Path, runs: Sequence[WatchedRun]) -> Path:
             "unseen": unseen(one.rule),
         })  # fmt: skip
     experiment = runs[0].run.experiment
-    over = all(one.is_over for one in runs)
-    title = f"Watch: {experiment.title or root.resolve().name}"
-    values = {"title": title, "about": "", "environments": (), "parts": parts}
-    write_text(out, render("watch.html", is_over=over, **values))
+    values = {"title": f"Watch: {experiment.title or root.resolve().name}", "is_over": all(one.is_over for one in runs)}
+    write_text(out, render("watch.html", about="", environments=(), parts=parts, **values))
     return out
 
 

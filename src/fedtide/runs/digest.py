@@ -100,8 +100,8 @@ def _has_key(value: Any, keys: set[str]) -> bool:
     return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(item, keys) for item in inside)
 
 
-def _named(experiment: Experiment, method: Method) -> tuple[list[str], list[str]]:
-    """Return places of files, and packages, that a run reads in addition to its source's: they decide its numbers.
+def _places(experiment: Experiment, method: Method) -> list[Path]:
+    """Return places of files that a run reads in addition to its source's: they decide its numbers.
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
@@ -116,11 +116,7 @@ def _named(experiment: Experiment, method: Method) -> tuple[list[str], list[str]
     parts |= {"devices": experiment.devices, "embedding": experiment.embedding, "model": experiment.model}
     for name, part in parts.items():
         located(part, data.folder, name, paths)
-    return paths, [*packages_of((experiment.model, *settings.values()))]
-
-
-def _places(experiment: Experiment, method: Method) -> list[Path]:
-    paths, packages = _named(experiment, method)
+    packages = packages_of((experiment.model, *settings.values()))
     return [*map(Path, paths), *(locate_model(None, package) for package in packages)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config.settings import split_address
-from fedtide.core.atomic import replacing, write_new
+from fedtide.core.atomic import write_bytes, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.files import read_bytes
 from fedtide.site.machine import KIND, PUBLIC, SECRET, check_secret, read_private_key
@@ -168,8 +168,7 @@ def draw_node_key() -> Any:
 def write_public_key(private: Path, public: Path, name: str) -> None:
     """Write the public half of a node's key, with the node's name."""
     line = spell_public(read_private_key(private).public_key())
-    with replacing(public) as temporary:
-        temporary.write_text(f"{line} {name}\n", encoding="ascii")
+    write_text(public, f"{line} {name}\n")
 
 
 def read_public_key(path: Path) -> tuple[str, str]:
@@ -256,10 +255,10 @@ def _write_pair(folder: Path, name: str, signer: Any, host: str | None, valid: t
     key = primitives.asymmetric.ec.generate_private_key(primitives.asymmetric.ec.SECP256R1())
     certificate = _certificate(signer or key, host, key, valid)
     _write_key(folder / f"{name}.key", key, "PKCS8")
-    write_new(folder / f"{name}.crt", certificate.public_bytes(primitives.serialization.Encoding.PEM), PUBLIC)
+    write_bytes(folder / f"{name}.crt", certificate.public_bytes(primitives.serialization.Encoding.PEM), PUBLIC)
 
 
 def _write_key(path: Path, key: Any, form: str) -> None:
     serialization = library().hazmat.primitives.serialization
     kind = getattr(serialization.PrivateFormat, form)
-    write_new(path, key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()), SECRET)
+    write_bytes(path, key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()), SECRET)

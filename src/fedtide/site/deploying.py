@@ -140,6 +140,9 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     data = experiment.data
     if data.public_samples:
         raise refused(f"{where}: data.public_samples", data.public_samples, "0, because tickets carry no rows to nodes")
+    if data.split.by != "random":
+        but = "nodes divide rows by their content"
+        raise refused(f"{where}: data.split.by", data.split.by, "random; type --set data.split.by=random", but)
     if experiment.fleet.device != CPU:  # a site has one digest, and machines of nodes have devices of their own
         raise refused(f"{where}: fleet.device", experiment.fleet.device, "cpu, which servers and nodes compute on")
     if experiment.data.without_clients is not None:

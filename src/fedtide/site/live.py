@@ -17,7 +17,7 @@ from fedtide.remote.asks import state_of
 from fedtide.report import terminal
 from fedtide.runs.display import spoken
 from fedtide.site.site import Site
-from fedtide.site.status import OVER, Status, describe_server, never_served
+from fedtide.site.status import OVER, Status, describe_server
 
 SECONDS = 1.0
 """Seconds between two looks at the status; its server writes it as often."""
@@ -43,8 +43,8 @@ class View:
     @staticmethod
     def of(site: Site, status: Status | None, is_gone: bool) -> "View":
         """Return the view of a site."""
-        lines = (never_served(site),) if status is None else describe_server(site, status, is_gone)
-        return View(tuple(lines), status, is_gone, tuple(node.name for node in site.roster.node))
+        names = tuple(node.name for node in site.roster.node)
+        return View(tuple(describe_server(site, status, is_gone)), status, is_gone, names)
 
     @property
     def log(self) -> list[str]:

@@ -144,9 +144,7 @@ class Seat:
         if study.privacy is not None:
             check_delta(study.privacy, ticket.registered, "study: ")
         check_size(study, ticket.rows)
-        rows = FileRows.read(
-            data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place
-        )  # fmt: skip
+        rows = FileRows.read(data, ticket.clients, ticket.rows, study.data.split, study.data.transforms, base=place)
         live = None
         if watch:
             if len(watch) != len(ticket.clients):

@@ -28,7 +28,7 @@ from pydantic import Field
 from fedtide._version import version_of
 from fedtide.config import Experiment, Method, read, slug, to_toml
 from fedtide.config.settings import Deploy
-from fedtide.core.atomic import lock, write_new, write_text
+from fedtide.core.atomic import lock, write_bytes, write_text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.files import read_toml
 from fedtide.fields.types import Flag, Strict, checked
@@ -158,9 +158,9 @@ class Site:
 
     def write(self) -> None:
         """Write the three files that make a folder a site."""
-        write_new(self.root / "study.toml", to_toml(self.experiment).encode())
+        write_bytes(self.root / "study.toml", to_toml(self.experiment).encode())
         about = self.about.model_dump(mode="json", exclude_none=True)
-        write_new(self.root / "site.toml", tomli_w.dumps(about).encode())
+        write_bytes(self.root / "site.toml", tomli_w.dumps(about).encode())
         write_roster(self.root, self.roster)
 
     @property

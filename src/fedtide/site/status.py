@@ -163,19 +163,14 @@ def describe_status(site: Site, now: datetime) -> Iterator[str]:
     """Describe the status of a site in lines."""
     yield from describe_site(site)
     status = Status.read(site.status)
+    yield from describe_server(site, status, status is not None and status.is_gone(site, now))
+
+
+def describe_server(site: Site, status: Status | None, is_gone: bool) -> Iterator[str]:
+    """Say in lines what the server of a site does, by the status that it wrote last; None if none ever ran."""
     if status is None:
-        yield never_served(site)
+        yield f"server: never served; start it with: fedtide serve {in_shell(site.root)}"
         return
-    yield from describe_server(site, status, status.is_gone(site, now))
-
-
-def never_served(site: Site) -> str:
-    """Say that no server of a site ever ran."""
-    return f"server: never served; start it with: fedtide serve {in_shell(site.root)}"
-
-
-def describe_server(site: Site, status: Status, is_gone: bool) -> Iterator[str]:
-    """Say in lines what the server of a site does, by the status that it wrote last."""
     if status.phase == OVER:
         yield f"server: all {status.rounds} rounds are played; see them with: fedtide report {in_shell(site.run)}"
     elif is_gone:

@@ -20,7 +20,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, resolved
 from fedtide.config.schema import STUDIES
 from fedtide.config.settings import Address
-from fedtide.core.atomic import write_new
+from fedtide.core.atomic import write_bytes
 from fedtide.core.errors import FedtideError, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.sources import CSV, NPZ, Texts
@@ -242,7 +242,7 @@ class Ticket(AboutSite):
 
     def write(self, path: Path) -> None:
         """Write the ticket to a new file."""
-        write_new(path, self.to_toml().encode())
+        write_bytes(path, self.to_toml().encode())
 
     @staticmethod
     def read(path: Path) -> "Ticket":

@@ -145,10 +145,8 @@ class Krum:
         few = math.ceil(round(self.share * n, 9))
         if n < few + 3:
             return Median()(x)
-        between = torch.cdist(
-            x, x, compute_mode="donot_use_mm_for_euclid_dist"
-        ).square()  # to itself 0, which is left out
-        score = between.sort(1).values[:, 1 : n - few - 1].sum(1)  # without that to itself
+        between = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+        score = between.sort(1).values[:, 1 : n - few - 1].sum(1)  # without 0, that to itself
         return x[score.argsort(stable=True)[: n - few]].mean(0)
 
 

@@ -372,14 +372,9 @@ def look(
         quiet = torch.zeros(reference.shape[1], dtype=torch.float64)
         joined = replace(group, reference=reference, recent=recent, scores=group.scores or dict.fromkeys(KINDS, quiet))
         return joined, line | {"estimate": None, "far": {}, "unknown": ["reference"], "alarms": []}
-    far: dict[str, Far] = {}
-    if layout.inputs:
-        far["inputs"] = compare(window, group, phase, layout, "inputs")
-    if not trains:
-        far["predictions"] = compare(window, group, phase, layout, "predictions")
     has_labels = float(group.reference[..., layout.places["labels"]].sum()) > 0
-    if is_labeled and has_labels:
-        far["labels"] = compare(window, group, phase, layout, "labels")
+    compared = {"inputs": layout.inputs, "predictions": not trains, "labels": is_labeled and has_labels}
+    far = {kind: compare(window, group, phase, layout, kind) for kind, can in compared.items() if can}
     unknown = []
     calibration = calibrate(group.recent if trains else group.reference.flatten(0, 1), layout)
     if calibration is None:

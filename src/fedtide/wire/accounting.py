@@ -40,7 +40,7 @@ Choices:
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -343,10 +343,5 @@ def sensitivity(bands: int, rounds: int, times: int, distance: int) -> float:
     """
     if not 1 <= bands <= distance:
         raise refused("bands", bands, f"1 to {distance}, the rounds between two answers of a client")
-    return math.sqrt(moved(range(0, rounds, distance)[:times], bands, rounds))
-
-
-def moved(places: Sequence[int], bands: int, rounds: int) -> float:
-    """Return the squared norm by which a client that took part in these rounds moves C x, of `rounds` rounds so far."""
-    norms = np.cumsum(coefficients(bands) ** 2)
-    return float(sum(norms[min(bands, rounds - place) - 1] for place in places))
+    norms, places = np.cumsum(coefficients(bands) ** 2), range(0, rounds, distance)[:times]
+    return math.sqrt(sum(norms[min(bands, rounds - place) - 1] for place in places))

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from fedtide.core.base import Algorithm
 from fedtide.core.errors import FedtideError, refused
+from fedtide.fields.types import Fraction, Positive, ingredient
 from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 
 ROUNDED = 2.0 ** -(BITS + 1)
@@ -55,17 +56,17 @@ HALF = 0.5
 """What it says is half, and minus half if not. Zeros are within, so one client moves it by twice as much."""
 
 
-@dataclass(frozen=True)
+@ingredient
 class Adaptive:
-    """How a bound adapts.
+    """Adaptation of a bound to the lengths of what clients send, by a count with noise of those within the bound.
 
     Args:
-        quantile: of the lengths, which the bound approaches.
-        rate: how fast.
+        quantile: of the lengths, which the bound approaches: 0.5 is their median.
+        rate: from one round to the next the bound changes by a factor of up to about e^rate.
     """
 
-    quantile: float
-    rate: float
+    quantile: Fraction = 0.5
+    rate: Positive = 0.2
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from typing import Any
 
 from fedtide.core.errors import uninstalled
 
-PRIMITIVES = (
-    "ciphers", "ciphers.aead", "hashes", "kdf.hkdf", "serialization", "asymmetric.ec", "asymmetric.x25519",
-)  # fmt: skip
+PRIMITIVES = ("ciphers", "ciphers.aead", "hashes", "kdf.hkdf", "serialization", "asymmetric.ec", "asymmetric.x25519")
 MODULES = ("exceptions", "x509", *(f"hazmat.primitives.{name}" for name in PRIMITIVES))
 """Modules of `cryptography` that are in use."""
 

@@ -28,7 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.atomic import append, check_sha256, flush, naming, replacing, sha256
+from fedtide.core.atomic import append, check_sha256, flush, sha256, write_bytes
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.record import ASKS, LEDGER, read_lines
@@ -407,7 +407,10 @@ class Safe:
             FedtideError: it is an older one.
         """
         path = self.folder / LINES
-        fewest = int(path.read_bytes()) if path.is_file() else 0
+        try:
+            fewest = int(path.read_bytes()) if path.is_file() else 0
+        except ValueError:
+            raise FedtideError(f"{path}: damaged") from None
         if len(ledger.lines) < fewest:
             but = "an older ledger was put back, and what it lacks would be released a second time"
             raise refused(f"{ledger.path}: lines", len(ledger.lines), f"{fewest} or more, or a new site", but)
@@ -420,14 +423,7 @@ class Safe:
 
     def _write(self, name: str, content: bytes) -> None:
         self._make()
-        path = self.folder / name
-        with replacing(path) as temporary, naming(path):
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        flush(self.folder)
+        write_bytes(self.folder / name, content, 0o600, new=False)
 
 
 def safe_of(record: Path) -> Safe:

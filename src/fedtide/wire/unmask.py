@@ -1,8 +1,8 @@
 """The server's half of masks (`fedtide.wire.masks`): it takes them off a sum, with secrets or shares of clients."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -73,26 +73,23 @@ def recovered(
     """
     wrong = list[Wrong]()
 
-    def gather_right(client: int, kind: str, is_right: Callable[[bytes], bool]) -> bytes | None:
+    def gather_right(client: int, kind: Literal["seeds", "keys"]) -> bytes | None:
         """Return the secret of a client's b, or of its key, if shares give the one that it said."""
         dealing = dealt[client]
-        sealed = dealing.seeds if kind == "seed" else dealing.keys
-        keys = {place: (helper.seeds if kind == "seed" else helper.keys)[client] for place, helper in shown.items()}
-        secret, places = gather(sealed, keys, dealing.needed)
+        keys = {place: getattr(helper, kind)[client] for place, helper in shown.items()}
+        secret, places = gather(getattr(dealing, kind), keys, dealing.needed)
         wrong.extend(Wrong(client, place) for place in places)
-        if secret is not None and not is_right(secret):
-            wrong.append(Wrong(client, None))
-            secret = None
-        return secret
+        if secret is None:
+            return None
+        if kind == "seeds":
+            is_right = derived(secret, context.info("digest", client)) == dealing.digest
+        else:
+            is_right = spell_key(key_of_sum(secret, context, client)) == dealing.public
+        wrong.extend([] if is_right else [Wrong(client, None)])
+        return secret if is_right else None
 
-    def is_seed(client: int, secret: bytes) -> bool:
-        return derived(secret, context.info("digest", client)) == dealt[client].digest
-
-    def is_key(client: int, secret: bytes) -> bool:
-        return spell_key(key_of_sum(secret, context, client)) == dealt[client].public
-
-    seeds = {client: gather_right(client, "seed", partial(is_seed, client)) for client in lost}
-    secret_keys = {client: gather_right(client, "key", partial(is_key, client)) for client in gone}
+    seeds = {client: gather_right(client, "seeds") for client in lost}
+    secret_keys = {client: gather_right(client, "keys") for client in gone}
     if None in seeds.values() or None in secret_keys.values():
         return {}, wrong
     private = {k: key_of_sum(secret, context, k) for k, secret in secret_keys.items() if secret is not None}

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedtide.core.atomic import check_new, making, naming, replacing, write_new, write_text
+from fedtide.core.atomic import check_new, making, naming, replacing, write_bytes, write_text
 from fedtide.core.errors import FedtideError
 
 
@@ -103,7 +103,7 @@ def test_a_new_file_replaces_none_that_was_written_meanwhile(tmp_path, monkeypat
     target = tmp_path / "table.csv"
     if not links:
         monkeypatch.setattr("os.link", Mock(side_effect=PermissionError))
-    write_new(target, b"mine", 0o600)
+    write_bytes(target, b"mine", 0o600)
     assert (target.read_bytes(), target.stat().st_mode & 0o777) == (b"mine", 0o600)
     target.unlink()
     with pytest.raises(FedtideError, match=r"table.csv: is there already, allowed: a new file"):

@@ -364,7 +364,7 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
             labels, shares = drawn.plan.shares(client, drawn.plan.state(float(r)))
             wanted = np.zeros(4)
             wanted[list(labels)] = shares
-            concept = int(read.plan.concept(float(r))[client])
+            concept = int(read.plan.trace.concept(float(r))[client])
             np.testing.assert_allclose(read.plan.shares.table[concept], wanted, atol=1e-12)
         if r:
             redrawn = drawn.plan.state(r).since != drawn.plan.state(r - 1).since

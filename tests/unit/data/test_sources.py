@@ -153,6 +153,13 @@ def test_labels_may_be_names_or_whole_numbers_of_any_type(y, numbers):
     assert (rows.y.tolist(), rows.y.dtype, rows.classes) == (numbers, torch.int64, max(numbers) + 1)
 
 
+def test_names_may_be_bytes():
+    rows = from_arrays("toy", np.zeros((2, 1)), [0, 1], client=np.array(["ä".encode(), b"b"]))
+    assert rows.client_names == ("b", "ä")
+    with pytest.raises(FedtideError, match="client"):
+        from_arrays("toy", np.zeros((2, 1)), [0, 1], client=np.array([b"\xff", b"b"]))
+
+
 # -- Gaussians --------------------------------------------------------------------------------------------------------
 
 

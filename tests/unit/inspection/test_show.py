@@ -10,6 +10,7 @@ import fedtide as ft
 from fedtide.cli.commands import main
 from fedtide.data.rows import make_rows
 from fedtide.inspection.preview import Preview, Shown, pictures
+from fedtide.laws.case import TOY
 
 
 def turns(period=4.0, clients=6):
@@ -44,6 +45,12 @@ def test_dealt_at_random_clients_are_as_far_apart_as_chance_has_it():
 def test_one_round_is_shown_without_a_warning(tmp_path):
     Shown("one round", [Preview(turns(), rounds=1, cohort=2)]).write(tmp_path / "show.html")
     assert (tmp_path / "show.html").is_file()
+
+
+def test_no_more_clients_arrive_than_there_are():
+    study = {**TOY, "method": [{"name": "A", "algorithm": "fedavg", "cohort": 3}]}
+    shown = ft.show(study, clients_per_round=50).previews[0]
+    assert shown.cohort == shown.population.registered < 50
 
 
 def test_words_by_the_hour_by_hand():

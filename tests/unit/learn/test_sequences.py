@@ -23,7 +23,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy, label_count
-from fedtide.learn.target import row_losses
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.mixtures.branches import blend_branches, losses_of, most_certain, predict_chosen
 from fedtide.models.networks import LSTM
@@ -57,7 +57,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_val_tokens():
     assert float(value) == pytest.approx((math.log(2) + math.log(4) + math.log(8)) / 3, rel=1e-6)
     assert label_count(y, mask) == 3
     assert label_count(y[:, 0], None) == 2
-    means = row_losses(logp, y, mask).tolist()
+    means = CLASSES.losses(logp, y, mask).tolist()
     assert means == pytest.approx([(math.log(2) + math.log(4)) / 2, math.log(8)], rel=1e-6)
     with_padding = F.cross_entropy(logp.flatten(0, 1), y.masked_fill(~mask, -100).flatten())
     assert float(value) == pytest.approx(float(with_padding), rel=1e-6)
@@ -75,7 +75,7 @@ def test_objective_and_losses_do_not_depend_on_how_many_rows_pass_at_once(monkey
     assert logits.shape == (5, 4, 5)
     expected = F.cross_entropy(logits[given.mask], given.y[given.mask])
     assert task.objective(weights, given) == pytest.approx(float(expected), rel=1e-12)
-    losses = row_losses(F.log_softmax(logits, -1), given.y, given.mask)
+    losses = CLASSES.losses(F.log_softmax(logits, -1), given.y, given.mask)
     each = [float(F.cross_entropy(logits[i][given.mask[i]], given.y[i][given.mask[i]])) for i in range(5)]
     assert losses.tolist() == pytest.approx(each, rel=1e-12)
     assert not logits.requires_grad

@@ -13,7 +13,7 @@ from fedtide.core.trees import detached, leaves, same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.schedules import Constant, Cosine, Exponential, Steps
-from fedtide.learn.target import row_losses
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import ROWS, Task, joined
 
 
@@ -166,7 +166,7 @@ def test_the_objective_is_the_mean_training_loss_of_all_rows(rows):
     expected = float(F.cross_entropy(task.logits(weights, shard.x), shard.y)) if rows else 0.0
     assert task.objective(weights, shard) == pytest.approx(expected, rel=1e-9)
     if rows:
-        losses = row_losses(F.log_softmax(task.logits(weights, shard.x), -1), shard.y)
+        losses = CLASSES.losses(F.log_softmax(task.logits(weights, shard.x), -1), shard.y)
         assert float(losses.mean()) == pytest.approx(expected, rel=1e-6)
 
 
@@ -193,7 +193,7 @@ def test_steps_that_do_not_count_have_no_part_in_the_loss():
 def test_the_loss_of_a_sequence_is_the_mean_of_its_steps():
     shard = sequences()
     logp = F.log_softmax(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), -1)
-    losses = row_losses(logp, shard.y, shard.mask)
+    losses = CLASSES.losses(logp, shard.y, shard.mask)
     assert losses.shape == (2,)
     assert float(losses[0]) == pytest.approx(-float(logp[0, 0, 0] + logp[0, 1, 1] + logp[0, 2, 2]) / 3, rel=1e-6)
     assert float(losses[1]) == pytest.approx(-float(logp[1, 0, 3]), rel=1e-6)

@@ -31,7 +31,7 @@ from fedtide.site.tickets import Ticket
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.keys import library
-from fedtide.wire.ledger import LEDGER, Ledger, Line, eligible, read
+from fedtide.wire.ledger import LEDGER, LINES, RELEASED, Ledger, Line, eligible, read
 from fedtide.wire.masks import Masker
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
@@ -156,6 +156,9 @@ def test_a_node_refuses_in_words_what_its_own_ledger_has_no_room_for(private):
     nodes = nodes_of(folder, site, lambda name: "")
     (site.record / LEDGER).rename(site.record / "lost")
     with pytest.raises(FedtideError, match=r"ledger.jsonl: lines: found 0, but an older ledger.*allowed: 2 or more"):
+        played(site, nodes, rounds=1)
+    (site.private / RELEASED / LINES).write_text("x")
+    with pytest.raises(FedtideError, match=r"lines: damaged"):
         played(site, nodes, rounds=1)
     forget(site)
     assert words(played(site, nodes, rounds=1)) == {"answered"}, "the same of the same model, as after a crash"

@@ -101,6 +101,12 @@ def simulated(**changes):
             "scaled: found True, but each node would scale by rows of its own",
         ),
         ({"fleet": {"device": "auto"}}, "a,b,c", "SCAFFOLD", "fleet.device: found 'auto', allowed: cpu"),
+        (
+            {"data": {**STUDY["data"], "split": {"by": "time"}}},
+            "a,b,c",
+            "SCAFFOLD",
+            "data.split.by: found 'time', but nodes divide rows by their content; allowed: random",
+        ),
         ({"deploy": {"address": "nowhere"}}, "a,b,c", "SCAFFOLD", "deploy.address: found 'nowhere'"),
         ({"deploy": {"every": "1 hour"}}, "a,b,c", "SCAFFOLD", "deploy.every: found '1 hour', allowed: a number and s"),
         ({"deploy": {"deadline": "0s"}}, "a,b,c", "SCAFFOLD", "deploy.deadline: found '0s', allowed: 1s to 366d"),
@@ -118,7 +124,7 @@ def test_studies_that_cannot_be_deployed_are_refused(tmp_path, changes, nodes, m
         if source["kind"] == "npz":
             np.savez(tmp_path / "pilot.npz", x=np.arange(12.0).reshape(6, 2), y=np.arange(6) % 3)
             before = contents(tmp_path)
-        study["data"] = {"source": source | {"path": str(tmp_path / f"pilot.{source['kind']}")}}
+        study["data"] = {**study["data"], "source": source | {"path": str(tmp_path / f"pilot.{source['kind']}")}}
     with pytest.raises(FedtideError, match=said) as error:
         make_site(from_dict(study, where="s.toml"), method, Roster.of(nodes), tmp_path / "site", None, "s.toml")
     assert "\n" not in str(error.value)

@@ -168,7 +168,7 @@ class StreamPlan(Plan):
 
     def _by_labels(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Deal each client's labels to the intervals in random order, the labels of its training rows first."""
-        of, trained = self.view.rows, self.view.parts["train"].total
+        of, trained = self.view.rows, len(self.view.parts["train"].rows)
         pair, where = np.unique(owner * of.classes + of.y.numpy()[rows], return_inverse=True)
         only_judged = np.bincount(where[:trained], minlength=len(pair)) == 0
         client = pair // of.classes

@@ -8,7 +8,7 @@ mass events break up the old groups.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
@@ -98,11 +98,7 @@ class Pools:
 
     view: PopulationView
     amounts: Amounts
-
-    @cached_property
-    def drawn(self) -> Recent:
-        """Rows that clients drew last, which they hold for many rounds."""
-        return Recent()
+    drawn: Recent = field(default_factory=Recent, init=False, repr=False, compare=False)
 
     @cached_property
     def domains(self) -> dict[tuple[str, str], Domain]:
@@ -350,10 +346,6 @@ class ChangePointsPlan(Plan):
         """Concept of each client over time."""
         return Trace(self.changes.when, self.view, self.concepts, "shift.what.when", "change-points", self.changes.test)
 
-    def concept(self, time: float) -> Tensor:
-        """Return the concept of each client (clients,)."""
-        return self.trace.concept(time)
-
     def write(self, path: Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
         self.trace.write(path, until)
@@ -366,7 +358,7 @@ class ChangePointsPlan(Plan):
 
     def aside(self, client: int, moment: Moment) -> Tensor:
         """Return the validation rows that a client decides on, sorted: of the concept that it trains on."""
-        return self._rows_of(client, "val", self.concept(self.view.time(moment)))
+        return self._rows_of(client, "val", self.trace.concept(self.view.time(moment)))
 
     def _rows_of(self, client: int, part: str, concepts: Tensor) -> Tensor:
         concept = int(concepts[client])
@@ -399,7 +391,7 @@ class ChangePointsPlan(Plan):
 
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client: the number of its domain, or the group of its concept."""
-        concept = self.concept(self.view.time(moment))
+        concept = self.trace.concept(self.view.time(moment))
         return concept if self.shares is None else self.shares.group[concept]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:

@@ -222,8 +222,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     if values.dtype.kind in "USO":
         for row in [row for row, value in enumerate(values) if not isinstance(value, str | bytes)][:1]:
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
-        with reading(f"{name}: label", "names"):
-            return encode(name, "label", [value.decode() if isinstance(value, bytes) else value for value in values])
+        return encode(name, "label", values)
     return torch.from_numpy(whole_numbers(name, values, ", or names (target = 'number' takes measures)")), ()
 
 
@@ -284,8 +283,9 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
         for row, value in enumerate(array.ravel().tolist()):
             if value is None or value != value:
                 raise refused(f"{name}: row {row}: {column}", value, "a number or a name")
-    if array.dtype.kind in "OU":  # sorting the names there are, and not those of all rows, is much faster
-        texts = [str(value) for value in array.ravel().tolist()]
+    if array.dtype.kind in "OSU":  # sorting the names there are, and not those of all rows, is much faster
+        with reading(f"{name}: {column}", "names"):
+            texts = [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel().tolist()]
         place = {text: at for at, text in enumerate(sorted(set(texts)))}
         names, numbers = np.array([*place], object), np.array([place[text] for text in texts])
     else:

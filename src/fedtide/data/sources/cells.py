@@ -573,17 +573,13 @@ class Column:
         """True for texts of digits that are no numbers, such as 007 and what has more than 19 digits."""
         words = [] if self.words is None else [word for word in self.words.to_pylist() if word.lower() not in MARKS]
         digits = [word for word in words if word.isdecimal()]
-        return bool(digits) and len(digits) == len(words) and any(map(_is_code, digits))
+        return len(digits) == len(words) and any(len(word) > 19 or word[0] == "0" != word for word in digits)
 
     @property
     def boolean(self) -> bool:
         """True if cells are spellings of true and false, which are numbers, too."""
-        return self.numbers is not None and self._encoded is not None and not self._codes_numbers
-
-    @property
-    def _codes_numbers(self) -> bool:
-        words = self.words
-        return bool(len(words)) and any(any(map(str.isdigit, word)) for word in words[:20].to_pylist())
+        is_coded = self.numbers is not None and self._encoded is not None
+        return is_coded and not any(any(map(str.isdigit, word)) for word in self.words[:20].to_pylist())
 
     @property
     def infinite(self) -> int:
@@ -785,10 +781,6 @@ class Column:
                 if not other and read_dates(arrow.array([word]), np.zeros(1, np.int64)) is None:
                     return int((codes == place).argmax())
         return None
-
-
-def _is_code(digits: str) -> bool:
-    return len(digits) > 19 or digits[0] == "0" != digits
 
 
 # -- single cells -----------------------------------------------------------------------------------------------------

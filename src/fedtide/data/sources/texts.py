@@ -130,10 +130,10 @@ class Texts(Loading):
         tokenizer = self._tokenizer(directory)
         columns: dict[str, Any] = {}
         if self.client:
-            names = (self._names(cells, column) for column in self.client)
+            names = (names_of(column, cells, column) for column in self.client)
             columns["client"] = ["/".join(parts) for parts in zip(*names, strict=True)]
         if self.domain:
-            columns["domain"] = self._names(cells, self.domain)
+            columns["domain"] = names_of(self.domain, cells, self.domain)
         if self.time:
             columns["time"], _ = cells.times([self.time])
         if part is not None:
@@ -207,7 +207,7 @@ class Texts(Loading):
         if self.prompt is None:
             return [row for row, _ in encode(tokenizer, prompts, None)]
         begin = beginning_of(tokenizer)
-        return [[*begin, *row] for row, _ in encode(tokenizer, [*map(with_end, prompts)], None)]
+        return [[*begin, *row] for row, _ in encode(tokenizer, [f"{prompt}\n" for prompt in prompts], None)]
 
     def encode_answers(self, tokenizer: Any, answers: Sequence[str]) -> list[list[int]]:
         """Return the tokens of answers that follow a prompt; without prompts a space is between."""
@@ -225,9 +225,6 @@ class Texts(Loading):
         tokens = encode(tokenizer, texts, self.context)
         x = padded([row for row, _ in tokens], self.context, padding_of(tokenizer))
         return x, sum(was_cut for _, was_cut in tokens)
-
-    def _names(self, cells: Cells, column: str) -> list[str]:
-        return names_of(column, cells, column)
 
     def _read(self, paths: Sequence[Path], name: str, names: list[str]) -> Cells:
         if not any(path.is_dir() or _is_json_lines(path) or POSTS in path.suffixes for path in paths):
@@ -421,15 +418,6 @@ def beginning_of(tokenizer: Any) -> list[int]:
     """Return the mark with which a tokenizer begins every text; nothing if it has none."""
     mark = tokenizer.bos_token_id
     return [mark] if mark is not None and tokenizer("a")["input_ids"][:1] == [mark] else []
-
-
-def with_end(prompt: str) -> str:
-    """Return a prompt as an answer follows it.
-
-    >>> with_end("Who is it?")
-    'Who is it?\\n'
-    """
-    return f"{prompt}\n"
 
 
 def cut_pair(prompt: list[int], answer: list[int], longest: int) -> tuple[list[int], int]:

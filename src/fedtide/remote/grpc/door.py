@@ -133,8 +133,7 @@ class Door:
             answers, back = await asyncio.open_connection("127.0.0.1", self.behind, limit=CHUNK)
             port = back.get_extra_info("sockname")[1]
             self._guests[port] = guest
-            ways = [asyncio.create_task(_pass_on(reader, back, guest)),
-                    asyncio.create_task(_pass_on(answers, writer))]  # fmt: skip
+            ways = [asyncio.create_task(way) for way in (_pass_on(reader, back, guest), _pass_on(answers, writer))]
             _, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in left:
                 way.cancel()

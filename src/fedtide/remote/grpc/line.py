@@ -234,8 +234,8 @@ class Line:
                     with suppress(OSError):  # a folder that cannot be written to costs answers, not the node
                         self.let_in.touch()
                 return await self._exchange(call, grpc.aio.EOF)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                raise Closed(await _why(call) or str(error)) from None
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                raise Closed(await _why(call)) from None
             finally:
                 call.cancel()
 
@@ -324,8 +324,8 @@ async def tell_disagreement(caller: Caller) -> None:
             call = channel.stream_stream(METHOD)()
             try:
                 await _introduce(caller, call, grpc.aio.EOF, DISAGREEMENT, "noted")
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                raise Closed(await _why(call) or str(error)) from None
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                raise Closed(await _why(call)) from None
             finally:
                 call.cancel()
     except (Closed, Broken, TimeoutError) as error:
