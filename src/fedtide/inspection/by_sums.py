@@ -216,9 +216,9 @@ def answers(state: State, name: str = "clients") -> Answers:
     """
     reading = reading_of(state)
     who = int(reading.sums["first"]["who"]) if "first" in reading.sums else 0
-    said = f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"
+    line = f"{name}: sums of {who} clients; no sum of fewer than {state.fewest} was opened"
     whole = answers_from(
-        Table(name, np.zeros(0, np.int64), said=(said,)), reading.sample, reading.clients, reading.cycles, reading.drift
+        Table(name, np.zeros(0, np.int64), said=(line,)), reading.sample, reading.clients, reading.cycles, reading.drift
     )
     if reading.clients is None or reading.clients.compared is not None:
         return whole

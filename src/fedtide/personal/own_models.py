@@ -30,8 +30,8 @@ def by_own_weights(task: Task, weights_of: Callable[[Weights, Any], Weights] = t
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
         def predict_group(memory: Any, members: Tensor, rows: Tensor) -> Prediction:
-            own = payload if memory is None else weights_of(payload, memory)
-            return Prediction(task.predict_rows(own, x[rows]))
+            weights = payload if memory is None else weights_of(payload, memory)
+            return Prediction(task.predict_rows(weights, x[rows]))
 
         return predict_by_memory(memories, owner, predict_group)
 

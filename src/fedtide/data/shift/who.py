@@ -392,8 +392,8 @@ class Availability(Arriving):
             device = view.rng.at("availability").numpy().integers(len(table.names), size=view.registered)
             return AvailabilityPlan(table, device)
         clients = list(view.names) or [str(client) for client in range(len(view.group))]
-        known = set(clients)
-        stranger = next((name for name in table.names if name not in known), None)
+        names = set(clients)
+        stranger = next((name for name in table.names if name not in names), None)
         if stranger is not None:
             allowed = nearest(stranger, clients) if view.names else f"allowed: 0 to {len(clients) - 1}"
             line = f"client: found {shown(stranger)}, {allowed}, or match = 'drawn'"
