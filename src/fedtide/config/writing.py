@@ -1,4 +1,4 @@
-"""Writing of experiments: as plain values, as TOML with every key, and names of folders."""
+"""Writing of experiments: as plain values, and as TOML with every key."""
 
 import json
 import math

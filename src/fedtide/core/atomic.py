@@ -30,7 +30,7 @@ def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None
 
     Args:
         mark: bytes at the beginning of files that may be replaced, because we made them; b"" for none.
-        marked: the file with the mark, which is written beside `out`; None for `out` itself.
+        marked: the file that has the mark in place of `out`, beside which it is written; None for `out` itself.
     """
     file = marked or out
     if out.is_dir():

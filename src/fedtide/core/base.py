@@ -602,8 +602,8 @@ class Traits:
         first: number of answers to "train" that count, the earliest ones; None means all.
         deadline: seconds within which answers to "train" count; None means that the server waits for all.
         groups_by: questions beside "train" by whose answers clients are grouped; the record has their bytes.
-        unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
-            whatever it is sent. A simulation, which knows both, then does not run them.
+        unless_changed: questions that a client does not answer again before its samples or memory change, once it had
+            nothing to say, whatever it is sent. A simulation, which knows both, then does not run them.
         unmaskable: reason why its sums tell what a single client sends, beside `reveals`: masks would hide nothing.
             "" if they do not tell it.
         fewest: number of clients in the smallest differences of its sums; None if it asks for no parts of a sum.

@@ -1,6 +1,6 @@
 """Words for methods, keys and choices: synonyms, families of methods, values that a server may be shown of a client.
 
-A sum is masked and a shown value is not: masks would hide nothing if the value is made of the update.
+Masks hide what is summed, and not a value that is shown. If that value is made of the update, they hide nothing.
 """
 
 import tomllib

@@ -142,7 +142,7 @@ class Scoring:
         other: name of the other use of the state that is evaluated; "" is the algorithm's own.
         group: (clients,) the true group of each, for the grouping "oracle" alone; else None.
         pooled: names of sums over all rows, `fedtide.fleets.scoring`.
-        record: whether it is one of those that the record has, which is a sum if scores are.
+        record: whether it is an evaluation of the record, whose scores may be sums.
     """
 
     ask: Ask

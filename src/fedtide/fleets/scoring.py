@@ -27,7 +27,7 @@ class ClientRows(Protocol):
 
     @property
     def apart(self) -> bool:
-        """Whether no validation row by which a client decides is one that it is judged on at the same time."""
+        """Whether clients are judged on other rows than the validation rows by which they decide."""
 
     def shard(self, client: int, moment: Moment) -> Shard:
         """Return the training rows of one client; its validation rows are fetched when they are used."""

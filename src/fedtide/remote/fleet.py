@@ -389,7 +389,8 @@ class RemoteFleet:
         """End an ask: add up what counts, note which memory that is, and say of every client what became of it."""
         post: Post = "ask" if sent is None else "flight"
         is_masked = post == "ask" and self.vectors.wire.secure and ask.forms is not None
-        # What is in a sum counts, whatever was heard of a client since: a sum cannot be taken back.
+        # What is in a sum counts, whatever was heard of a client since: a sum cannot be taken back. It stands first for
+        # the order, and last for the values.
         answers = {**opened.answers, **self._mail.received(post, set(ask.clients.tolist())), **opened.answers}
         answered = [client for client, answer in answers.items() if answer.word == ANSWERED][:first]
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()

@@ -195,7 +195,7 @@ class Mailbox:
         return news
 
     def _forget_removed(self) -> set[tuple[Post, int]]:
-        """Count nothing that came of nodes whose keys were removed since; return of which clients that was."""
+        """Count nothing that came from nodes whose keys were removed since; return the clients that sent it."""
         news, removed = set[tuple[Post, int]](), self.carrier.removed()
         for key, answer in self._received.items() if removed else ():
             if self.node_of[key[1]] in removed:

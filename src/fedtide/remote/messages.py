@@ -1,7 +1,6 @@
 """Headers between server and nodes, read as what anyone may have written: types, ranges, keys, and one kind of error.
 
-A header is plain JSON. Its receiver reads it before anything else; clients' ids are keys, and
-therefore words.
+A header is plain JSON. Its receiver reads it before anything else. Keys of JSON are words, and so clients' ids are.
 """
 
 import time

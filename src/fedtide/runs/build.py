@@ -162,7 +162,7 @@ def model_of(experiment: Experiment) -> Any:
 
 
 def rows_for(rows: Rows | GeneratedRows, build: Callable[[], nn.Module]) -> Rows | GeneratedRows:
-    """Return rows whose integers are floats, unless a model takes integers alone, as one with an Embedding does.
+    """Return rows with integers as floats, unless the model takes integers alone, such as one with an Embedding.
 
     Args:
         rows: features of any type.

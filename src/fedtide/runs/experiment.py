@@ -198,8 +198,8 @@ def execute(
     """Play all runs of a run folder that are not finished.
 
     Several runs go to as many processes, one thread each; a single run uses the processes for its clients. The result
-    does not depend on how many there are. A run that is the same at several points of a
-    sweep is played at one of them and copied to the others.
+    does not depend on how many there are. A run that is the same at several points of a sweep is played at one of them
+    and copied to the others.
 
     Args:
         experiment: as in the folder's config.toml.

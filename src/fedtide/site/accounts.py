@@ -174,7 +174,7 @@ class Budget:
         """
         number, ask = header["version"]
         if number != header["moment"]["round"]:
-            return f"it is asked in round {header['moment']['round']} what leaves behind memory of round {number}"
+            return f"it is asked in round {header['moment']['round']} for work whose memory is of round {number}"
         if why := self._objection_to_bounds(header, number):
             return why
         slots, mask, lines = header.get("slot"), header.get("mask"), []

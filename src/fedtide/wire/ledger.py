@@ -154,9 +154,8 @@ class Ledger:
 
     def may_be_in(self, client: int, number: int) -> bool:
         """Tell whether a client may be in a round, after those before it."""
-        before = [
-            rounds for rounds in {*self._rounds.get(client, ()), *self._offered.get(client, ())} if rounds < number
-        ]
+        rounds = {*self._rounds.get(client, ()), *self._offered.get(client, ())}
+        before = [earlier for earlier in rounds if earlier < number]
         return len(before) < self.plan.times and number - max(before, default=-self.plan.distance) >= self.plan.distance
 
     def _keeps(self, client: int, number: int) -> bool:

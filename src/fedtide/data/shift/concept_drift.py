@@ -720,7 +720,7 @@ class ClusterDrift(Amounts, Holding):
         samples: number of training rows that a client holds.
         val_samples: number of validation rows, if there are any.
         test_samples: number of test rows, if there are any.
-        own_samples_only: draw rows only from the client's own for each label that it has rows of.
+        own_samples_only: of a label that a client has rows of, draw its own rows alone.
     """
 
     groups: Annotated[int, Field(strict=True, ge=2, le=1000)] = 4

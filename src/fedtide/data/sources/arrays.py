@@ -28,7 +28,7 @@ COLUMNS = ("x", "y", "client", "domain", "time", "held_out")
 class Arrays:
     """The arrays of an NPZ file, whose types and shapes are known before any of them is read.
 
-    No object is unpickled, and no array is larger than the file says and honest data are.
+    No object is unpickled. No array is larger than its file says, or than honest data are.
 
     Args:
         path: the file, for messages.

@@ -647,7 +647,7 @@ class Column:
 
     @cached_property
     def stray(self) -> tuple[int, int] | None:
-        """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
+        """Number of cells that are numbers, and the first row that has none; None unless nearly all rows have one."""
         if self.coded:
             return None
         _, wrong = self.parsed

@@ -32,7 +32,7 @@ PACKED: dict[bytes, Any] = {rb"\x1f\x8b": gzip.open, rb"BZh[1-9]1AY&SY": bz2.ope
 """First bytes of packed files, and what unpacks them."""
 
 UNPACKED, TIMES = 2**28, 200
-"""Bytes, and times its own size, to one of which a file may unpack: text and tables hardly shrink to a fiftieth."""
+"""A file may unpack to so many bytes, or to so many times its size: text and tables hardly shrink to a fiftieth."""
 
 
 ENDINGS = ".gz", ".bz2", ".xz", ".csv", ".arff", ".parquet", ".npz", ".txt", ".toml"

@@ -67,7 +67,7 @@ class _Cut(NamedTuple):
 
 @ingredient
 class Text(Loading):
-    """Next-word prediction, where a row is a sentence with its words as features and the next words as labels.
+    """Next-word prediction: a row is a sentence, with its words as features and the next words as labels.
 
     A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines. Words are letters and digits with
     apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is padding, 1 the
