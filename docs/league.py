@@ -1,4 +1,4 @@
-"""The page of the league, from what scripts/keep_results.py has kept; `python docs/league.py` draws its pictures.
+"""Tables of methods by worlds, from what scripts/keep_results.py has kept; `python docs/league.py` draws its pictures.
 
 Ranks are compared by scikit-posthocs, which only the drawing needs.
 """
@@ -99,20 +99,25 @@ def league() -> str:
 
 
 def beside_one_model(recipe: str) -> str:
-    """Points of each method over the best of FedAvg, FedProx and FedAdam in each world, safe forms first and bold.
-
-    An equals sign is for the same accuracy at every seed.
-    """
-    results = League(read_result(recipe) or {})
+    """Points of each method over the best of FedAvg, FedProx and FedAdam in each world, safe forms first and bold."""
+    result = read_result(recipe)
+    assert result is not None
+    results = League(result)
     best = [max(SINGLE, key=world["accuracy"].__getitem__) for world in results.worlds]
     first = [f"{name} {100 * world['accuracy'][name]:.1f}" for name, world in zip(best, results.worlds, strict=True)]
     rows = [["best single model", *first]]
     others = [name for name in results.ranked if name not in SINGLE]
     for name in sorted(others, key=lambda name: ("steps" not in name, "(safe)" not in name)):
         gaps = [results.difference(name, best[number], world) for number, world in enumerate(results.worlds)]
-        cells = [f"{gap.mean:+z.1f}{PLUS_MINUS}{gap.error:.1f}" if any(gap.values) else "=" for gap in gaps]
-        rows.append([f"**{name}**" if "(safe)" in name else name, *cells])
+        rows.append([f"**{name}**" if "(safe)" in name else name, *map(in_points, gaps)])
     return as_markdown(["", *(short(world) for world in results.worlds)], rows)
+
+
+def in_points(gap: Measure) -> str:
+    """A difference with its standard error: "=" if it is zero at every seed, "-" if there is no error."""
+    if gap.mean is None or gap.error is None:
+        return "-"
+    return f"{gap.mean:+z.1f}{PLUS_MINUS}{gap.error:.1f}" if any(gap.values) else "="
 
 
 def section(results: League) -> list[str]:
@@ -180,7 +185,7 @@ def equal_work(results: League, methods: dict[str, Method]) -> str:
         cells = []
         for world in results.worlds:
             gap = results.difference(name, other, world)
-            text = "-" if gap.mean is None or gap.error is None else f"{gap.mean:+z.1f}{PLUS_MINUS}{gap.error:.1f}"
+            text = in_points(gap)
             cells.append(f"**{text}**" if results.is_above(name, other, world) else text)
         rows.append([name, f"{work[name]:.1f}", other, *cells])
     return as_markdown(header, rows)

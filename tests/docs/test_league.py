@@ -56,3 +56,15 @@ def test_the_best_that_cannot_be_told_apart(page, results):
 def test_who_is_back_has_95_percent_of_what_it_had(page, score, expected):
     """0.95 of 0.8 is 0.76."""
     assert page.fall({"rounds": [2, 4, 6, 8], "score": score}, 4) == expected
+
+
+def test_safe_forms_stand_first_beside_the_best_single_model(page, monkeypatch):
+    """In x FedAvg is the best single model: the safe form is 10 and -5 points off, so 2.5 ± 7.5; the other is level."""
+    first = world("x", **{"FedAvg": {"0": 0.7, "1": 0.65}, "FedProx": {"0": 0.1, "1": 0.1}, "FedAdam": {"0": 0.1},
+                          "M": {"0": 0.7, "1": 0.65}, "M (safe)": {"0": 0.8, "1": 0.6}})  # fmt: skip
+    monkeypatch.setattr(page, "read_result", lambda _recipe: {"points": [first]})
+    assert page.beside_one_model("some").splitlines()[2:] == [
+        "| best single model | FedAvg 67.5 |",
+        f"| **M (safe)** | +2.5{PM}7.5 |",
+        "| M | = |",
+    ]

@@ -121,7 +121,7 @@ def _name_new(temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def write_bytes(path: Path, content: bytes, mode: int = 0o644, *, new: bool = True) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = 0o644, *, new: bool = False) -> None:
     """Write a file, all of it or nothing, also if the power fails; it is on the disk afterwards.
 
     Args:
@@ -175,7 +175,7 @@ def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, new: bool = False) -> None:
-    """Write a text file as `write_bytes` does, for whoever the system lets read it."""
+    """Write a text file as `write_bytes` does; the umask alone says who may read it."""
     write_bytes(path, text.encode(), 0o666, new=new)
 
 

@@ -158,9 +158,9 @@ class Site:
 
     def write(self) -> None:
         """Write the three files that make a folder a site."""
-        write_bytes(self.root / "study.toml", to_toml(self.experiment).encode())
+        write_bytes(self.root / "study.toml", to_toml(self.experiment).encode(), new=True)
         about = self.about.model_dump(mode="json", exclude_none=True)
-        write_bytes(self.root / "site.toml", tomli_w.dumps(about).encode())
+        write_bytes(self.root / "site.toml", tomli_w.dumps(about).encode(), new=True)
         write_roster(self.root, self.roster)
 
     @property

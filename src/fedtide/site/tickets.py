@@ -242,7 +242,7 @@ class Ticket(AboutSite):
 
     def write(self, path: Path) -> None:
         """Write the ticket to a new file."""
-        write_bytes(path, self.to_toml().encode())
+        write_bytes(path, self.to_toml().encode(), new=True)
 
     @staticmethod
     def read(path: Path) -> "Ticket":

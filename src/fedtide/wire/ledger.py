@@ -422,7 +422,7 @@ class Safe:
 
     def _write(self, name: str, content: bytes) -> None:
         self._make()
-        write_bytes(self.folder / name, content, 0o600, new=False)
+        write_bytes(self.folder / name, content, 0o600)
 
 
 def safe_of(record: Path) -> Safe:
