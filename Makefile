@@ -102,7 +102,7 @@ deployed: .venv/.developing
 	$(PYTEST) -n 0 tests/unit/remote tests/deploy --thorough --kills 300 $(DEPLOYED)
 
 # A SuperLink with TLS and three SuperNodes, as people who have their own start them (docs/flower.md).
-# The part that continuous integration runs: make flower FLOWER="-k 'not ifca and not own_rows'"
+# A shorter part: make flower FLOWER="-k 'not ifca and not own_rows'"
 FLOWER ?=
 flower: .venv/flower/.installed
 	.venv/flower/bin/python -m pytest -n 0 tests/flower $(FLOWER)

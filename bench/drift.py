@@ -79,9 +79,9 @@ def embeddings(clients: int, width: int = WIDTH) -> Tensor:
 
 def clustered(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
     """All clients anew, K by silhouette."""
-    return KMeans(**{"k_max": K_MAX, "n_init": STARTS, "silhouette_samples": None, "fit_samples": None, **ways}).fit(
-        x, kind, Rng(SEED)
-    )
+    return KMeans(
+        **{"k_max": K_MAX, "n_init": STARTS, "silhouette_samples": len(x), "fit_samples": len(x), **ways}
+    ).fit(x, kind, Rng(SEED))
 
 
 def handled(x: Tensor, found: Clustering, trigger: FixedFraction) -> bool:
@@ -111,7 +111,7 @@ def cases() -> list[Case]:
     fewer = {"silhouette_samples": SAMPLED, "fit_samples": JS_FITTED}
     one_by_one = f"{size}, L1, K = {K_MAX}"
     state, everybody = stated(x, found), torch.arange(len(x))
-    rule = KMeans(k_max=K_MAX, n_init=STARTS, silhouette_samples=SAMPLED, fit_samples=None)
+    rule = KMeans(k_max=K_MAX, n_init=STARTS, silhouette_samples=SAMPLED, fit_samples=CLIENTS)
     wholly = f"{size} float64, L1"
     return [
         Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, FixedFraction()), 0.5, True),

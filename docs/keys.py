@@ -3,10 +3,19 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from fedtide.config import Experiment
-from fedtide.config.keys import allowed, code, documented, ingredients, spelled, table_fields, within_list
+from fedtide.config.keys import (
+    allowed,
+    chosen_fields,
+    code,
+    documented,
+    ingredients,
+    spelled,
+    table_fields,
+    within_list,
+)
 from fedtide.core.docstrings import Doc
 from fedtide.fields.shapes import bare, described, is_choice, is_table, tags
 
@@ -99,9 +108,8 @@ def table(places: Places, path: str, kind: Any, level: int) -> Iterator[str]:
 
 
 def _member(places: Places, path: str, kind: Any, level: int) -> Iterator[str]:
-    first, *others = tags(kind)
-    also = f" (also `{'`, `'.join(others)}`)" if others else ""
-    yield heading(places, level, f"`{first}`{also}", f"{anchor(path)}-{first}", kind)
+    first = tags(kind)[0]
+    yield heading(places, level, f"`{first}`", f"{anchor(path)}-{first}", kind)
     yield documented(kind).prose
     yield keys(places, kind, path)
     yield from section(places, kind, path, level + 1)
@@ -109,11 +117,8 @@ def _member(places: Places, path: str, kind: Any, level: int) -> Iterator[str]:
 
 def keys(places: Places, kind: Any, path: str) -> str:
     """A table of keys, without the one that chooses the table."""
-    doc, rows, shown = documented(kind), [], table_fields(kind)
-    words = [name for name in ("kind", "by") if name in shown and get_origin(bare(shown[name][0])) is Literal]
-    for name, (hint, default) in shown.items():
-        if name in words[:1]:
-            continue
+    doc, rows = documented(kind), []
+    for name, (hint, default) in chosen_fields(kind).items():
         if tables_of(hint):
             places.tables.setdefault(tables_of(hint), f"{path}.{name}" if path else name)
         rows.append(row(places, name, hint, default, explained(kind, doc, name, hint)))

@@ -14,8 +14,9 @@ Li, Hu, Beirami, Smith: *Ditto: Fair and Robust Federated Learning Through Perso
 When to use it: clients differ, come back often, and have too few rows for a model of their own.
 
 Choices:
-    The personal model starts as the global one and takes as many steps as the global one does, in
-    an order of its own. A client that was never asked is served by the global model.
+    - ours: the personal model starts as the global one and takes as many steps as the global one
+      does, in an order of its own.
+    - ours: a client that was never asked is served by the global model.
 """
 
 from dataclasses import dataclass, replace

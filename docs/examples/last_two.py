@@ -12,8 +12,8 @@ Not from a paper: the worked example of the documentation.
 When to use it: to see how an algorithm is written, tested and added.
 
 Choices:
-    The first update counts whole, as there is none before it. A round without an answer changes
-    nothing. Running statistics move like parameters.
+    - ours: the first update counts whole, because there is none before it.
+    - ours: a round without an answer changes nothing. Running statistics move like parameters.
 """
 
 from dataclasses import dataclass, replace

@@ -101,7 +101,7 @@ def test_clusters_aggregate_as_q_fedavg_does(rate):
     """
     local = LocalTrainer(lr=0.5, batch_size=0)
     options = {"reporters": "once", "cohort": Everyone(), "server": SGD(rate)}
-    algorithm = fielding(TASK, local, Gradient(sketch=None), q=1.0, **options)
+    algorithm = fielding(TASK, local, Gradient(sketch=1_000_000), q=1.0, **options)
     cluster = torch.tensor([0, 0, 1, 1])
     state = State((at(1.0), at(1.0)), (None, None), column(1, 1, 1, 1), cluster, column(1, 1), column(1, 1), "cosine")
     made = after(algorithm, state, targets=[[0], [4, 4, 4], [0], [0]])

@@ -89,10 +89,8 @@ def test_only_whose_labels_have_shifted_is_grouped_again_and_from_the_first_weig
     # It is registered with its new labels and does not signal again.
     assert questions(quiet) == [("shifted", [0, 1, 2, 3]), ("train", [0, 1, 2, 3])]
     assert later["moved"] == 0
-    for limit in (2.0, None):
-        *_, (state, _, fleet) = rounds(flexcfl(TASK, **TWO, migrate=limit), [before, after])
-        assert state.group.tolist() == [0, 1, 0, 1]
-        assert ("cold", [0, 1]) not in questions(fleet)
+    *_, (state, _, fleet) = rounds(flexcfl(TASK, **TWO, migrate=2.0), [before, after])
+    assert state.group.tolist() == [0, 1, 0, 1]
     assert [question for question, _ in questions(fleet)] == ["train"]
 
 

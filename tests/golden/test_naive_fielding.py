@@ -89,7 +89,7 @@ def algorithm_of(play: Play, representation, method=fielding, **options):
     )
 
 
-GRADIENT = Gradient(sketch=None)
+GRADIENT = Gradient(sketch=1_000_000)
 FROZEN = TASK.init(Rng(0).at("gradients")).params["weight"].numpy()
 START = TASK.init(Rng(0).at(-1, "server")).params["weight"].numpy()
 PLAYS = {

@@ -87,7 +87,7 @@ CLUSTERED = {
     },
     "oracle": SHARED,
     "ifca": SHARED,
-    "flexcfl": {**SHARED, "clusters": 3, "pretrain": 5, "migrate": None},
+    "flexcfl": {**SHARED, "clusters": 3, "pretrain": 5, "migrate": 2.0},
     "auxo": {**SHARED, "split": {"kind": "rounds", "rounds": [1, 2]}, "min_participants": 2, "epsilon": 0.3},
     "cfl": {**SHARED, "split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0},
     "feddrift": {**SHARED, "rounds_per_step": 3, "delta": 0.0, "local": {"lr": 4.0, "batch_size": 0}},

@@ -96,7 +96,7 @@ def flexcfl(
     clusters: ModelCount | Literal["silhouette"] = 3,
     alpha: Count = 20,
     pretrain: StepCount = 50,
-    migrate: NonNegative | None = 0.2,
+    migrate: NonNegative = 0.2,
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
     server: Server = SGD(),
@@ -113,7 +113,7 @@ def flexcfl(
             that clients have at the start.
         alpha: clients of the cold start for each group.
         pretrain: pre-training steps from w0, by which a client is grouped.
-        migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
+        migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; from 2 on never.
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
     """
@@ -150,7 +150,7 @@ def flexcfl(
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
         shifted = clients[:0]
-        if migrate is not None:
+        if migrate < 2:
             shifted = fleet.ask("shifted", fleet.reachable, {}, reveal=("shifted",)).clients
         newcomers = clients[state.group[clients] < 0]
         late = torch.cat([shifted, newcomers]).unique()
@@ -175,7 +175,7 @@ def flexcfl(
             return None
         # The shorter vector is padded with zeros.
         far = pad_sequence([label_shares(shard).float(), memory["labels"]]).diff(dim=1).abs().sum()
-        return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
+        return Answer({}, {"shifted": far}) if float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients, before = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), state.group
@@ -208,7 +208,7 @@ def flexcfl(
         return Answer({}, memory={"found": group[0]})
 
     works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting)}
-    reveals = ("update",) if migrate is None else ("update", "shifted")
+    reveals = ("update", "shifted") if migrate < 2 else ("update",)
     if clusters == "silhouette":
         works, reveals = {**works, "labels": label_question(classes_of(task))}, (*reveals, "labels")
 

@@ -61,7 +61,7 @@ def minloss(
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
     """
-    refuse_equal_start(task, branches, ", or `lam`", is_best_chosen=lam == 0)
+    refuse_equal_start(task, branches, "" if task.begin else ", or `lam`", is_best_chosen=lam == 0)
     task = with_branches(task, branch_layer, branches)
 
     def choose(weights: Weights, shard: Shard, moment: Moment) -> Steps[tuple[Weights, int]]:

@@ -58,8 +58,8 @@ class KMeans:
         k_max: largest number of clusters; 1 means one cluster, whatever `k_min`.
         min_silhouette: if no mean silhouette is as large there is one cluster, as there are no groups; -1 takes any.
         n_init: starts for each number of clusters; the one of the lowest cost is used.
-        silhouette_samples: rows drawn at random to compute silhouettes; None means all.
-        fit_samples: rows drawn at random to find centers, the others go to the nearest; None means all. If all drawn
+        silhouette_samples: rows drawn at random to compute silhouettes, if there are more.
+        fit_samples: rows drawn at random to find centers, if there are more; the others go to the nearest. If all drawn
             rows are equal there is one cluster.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -74,8 +74,8 @@ class KMeans:
     k_max: ModelCount = 10
     min_silhouette: Silhouette = -1.0
     n_init: StepCount = 10
-    silhouette_samples: Count | None = 1000
-    fit_samples: Count | None = 20_000
+    silhouette_samples: Count = 1000
+    fit_samples: Count = 20_000
     kind: Literal["k-means"] = "k-means"
 
     def __post_init__(self) -> None:
@@ -94,8 +94,7 @@ class KMeans:
         rows = unit(x) if kind == "cosine" else x
         if self.k_max == 1 or len(x) < 3 or _alike(rows):
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind)
-        count = None if self.fit_samples is None else max(self.fit_samples, 3)
-        fitted = draw_some(rows, count, rng.at("fit"))
+        fitted = draw_some(rows, max(self.fit_samples, 3), rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
         labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init)

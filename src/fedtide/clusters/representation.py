@@ -129,8 +129,8 @@ class Gradient(Representing):
         at: model of the gradient: "frozen", always the same, or "global", the current mean of all clusters' models.
         weights: with "frozen", a safetensors file with that model's weights by name; None draws random ones.
         last_layer: use only the gradient of the last layer, or of the last adapter if the base makes the outputs.
-        sketch: number of sums to send, each of random numbers of the gradient with random signs; None sends the whole
-            gradient.
+        sketch: number of sums to send, each of random numbers of the gradient with random signs. A gradient of no more
+            numbers is sent whole.
         seed: seed of a random frozen model and of the sketch.
         distance: distance between clients.
     """
@@ -138,7 +138,7 @@ class Gradient(Representing):
     at: Literal["frozen", "global"] = "frozen"
     weights: WeightsFile | None = None
     last_layer: Flag = False
-    sketch: Count | None = 256
+    sketch: Count = 256
     seed: Whole = 0
     distance: Euclidean = "cosine"
     kind: Literal["gradient"] = "gradient"
@@ -161,7 +161,7 @@ class Gradient(Representing):
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
         size = sum(parameter.numel() for parameter in self._parts(task, task.scratch.weights).values())
-        return size if self.sketch is None else min(size, self.sketch)
+        return min(size, self.sketch)
 
     def _parts(self, task: Task, weights: Weights) -> dict[str, Tensor]:
         """Return the parameters whose gradient is used."""
@@ -176,9 +176,7 @@ class Gradient(Representing):
             frozen = load_weights(Path(self.weights), frozen, f"{key}.weights")
         names = tuple(self._parts(task, frozen))
         size = sum(frozen.params[name].numel() for name in names)
-        project = None
-        if self.sketch is not None and self.sketch < size:
-            project = hashing(size, self.sketch, rng.at("sketch"))
+        project = hashing(size, self.sketch, rng.at("sketch")) if self.sketch < size else None
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
             at = model if self.needs_model and model is not None else frozen

@@ -46,6 +46,8 @@ def allowed(kind: Any) -> str:
     if kind not in WORDS:
         return f"`{getattr(kind, '__name__', kind)}`"
     limits = {name: getattr(mark, name) for mark in marks for name in RANGES if getattr(mark, name, None) is not None}
+    if "gt" in limits:
+        limits.pop("ge", None)
     bounds = {name: f"{value:,}" if isinstance(value, int) else f"{value:g}" for name, value in limits.items()}
     if bounds.keys() == {"ge", "le"}:
         return f"{WORDS[kind]}, {bounds['ge']} to {bounds['le']}"
@@ -96,6 +98,8 @@ def _as_file(value: Any) -> Any:
 
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
+FILLED = {("Method", "name")}
+"""Keys that a file may leave out, and the reading fills."""
 
 
 def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
@@ -104,10 +108,24 @@ def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     return {
         name: (
             Annotated[field.annotation, field],
-            ... if field.is_required() else field.get_default(call_default_factory=True),
+            (None if (kind.__name__, name) in FILLED else ...)
+            if field.is_required()
+            else field.get_default(call_default_factory=True),
         )
         for name, field in fields.items()
     }
+
+
+def chosen_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the keys of a table as `table_fields` does, but for the one that chooses it among others.
+
+    >>> from fedtide.data.partition import Groups, Split
+    >>> list(chosen_fields(tables_in(Groups)[0])), "by" in chosen_fields(Split)
+    ([], True)
+    """
+    fields = table_fields(kind)
+    choosing = [name for name in ("kind", "by") if name in fields and tags(kind)][:1]
+    return {name: field for name, field in fields.items() if name not in choosing}
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
@@ -313,7 +331,7 @@ def _section(path: str, table: Any, only: str = "") -> Section:
         fields = next(keys for name in REGISTRY if only in (keys := options(name)))
     doc = documented(table)
     title = f'{path} = {{ {by} = "{kind}" }}' if kind else f"[{path}]" if path else "the top of the file"
-    names = [only] if only else [key for key in fields if not (kind and key == by)]
+    names = [only] if only else list(chosen_fields(table))
     return Section(
         "[[method]]" if table is Method and not only else title,
         " ".join(doc.prose.partition("\n\n")[0].split()),

@@ -72,7 +72,7 @@ class Data(Strict):
             as before and answer nothing. No number is made of their rows. None means that nobody has left;
             `fedtide forget` writes it.
         public_samples: number of training rows that no client holds and all may see, without their labels. Some methods
-            need them as a common view of the data. Each domain of the source has as many.
+            need them as a common view of the data. They are of all domains of the source, about equally many of each.
         transforms: steps that images pass before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the seed of the run, so that every seed deals
             anew.
@@ -101,7 +101,8 @@ class Method(Strict):
     """Method of a comparison: a named algorithm with its settings, and a shift of its own if it has one.
 
     Args:
-        name: in the report; transforms and the safe form follow it in brackets, as in "IFCA (safe)".
+        name: in the report; None means that of the algorithm. Transforms and the safe form follow it in brackets, as in
+            "IFCA (safe)".
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
         safe: the recommended form of the method, which lost no point if there was nothing to find. The page of a
@@ -336,7 +337,7 @@ class Claim(Strict):
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... None means the
             headline score: accuracy, or skill if labels are numbers or counts.
         bound: the number, or the difference, must lie beyond this.
-        less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
+        less: it must lie below; None means so for mae, rmse, pinball, deviance, perplexity and bits-per-byte.
         within: it must lie closer to `bound` than this, on either side.
         at: a part of the sweep, by parts of the points' names as the report writes them: "alpha 0.1", or "chosen" for
             all of it. Of several points each method takes the one that it chose by its validation rows. None tests the
@@ -403,7 +404,7 @@ class Experiment(Strict):
         eval_splits: rows of each evaluation; None means all. "train_clients" and "held_out_clients" are test rows.
             "val" are validation rows (used to pick sweep points; personalizing methods train once more for them).
         metrics: computed at each evaluation besides accuracy and loss: "macro-f1", "auc", "perplexity",
-            "bits-per-byte", and your own.
+            "bits-per-byte", and your own. All but your own without `needs` are for classes alone.
         accuracy_over: "rows" takes the share of right rows among all of them. "clients" takes the mean of the clients'
             accuracies. If the server gets sums of accuracies, it is always the mean over clients.
         embedding: frozen network used to measure how similar the clients of a cluster are, in addition to their labels;
@@ -418,7 +419,7 @@ class Experiment(Strict):
             "last_label" is the last label of the same client before, of rows with times. "tree" is a boosted tree on
             the pooled training rows, at most 20,000; it needs scikit-learn (`pip install "fedtide[trees]"`).
         precision: of parameters and activations. "bf16" keeps parameters, sums, losses and predictions in fp32, and
-            passes rows through the model in bfloat16. It is refused if a step then takes longer.
+            passes rows through the model in bfloat16. A line warns if a step then takes longer.
         data: the rows, and their clients.
         shift: changes with time.
         model: the network.

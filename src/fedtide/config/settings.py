@@ -462,7 +462,7 @@ class Tune(Strict):
         startup_trials: trials of a method that are drawn at random before "tpe" begins.
         parallel_trials: trials of a method that are asked for at once. They can run in parallel and cannot learn from
             each other; the result depends on this number and not on the number of processes.
-        pruning: end a trial early if its accuracy is below the median of earlier trials at the same evaluation.
+        pruning: end a trial early if its accuracy was never above the median of earlier trials at the same evaluation.
         seeds: of every trial; its accuracy is the mean over them. None means the first of the experiment.
         seed: of the search itself.
         over_sweep: a trial plays all points of the sweep, and its accuracy is the mean over them. So a method gets

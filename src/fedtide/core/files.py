@@ -1,5 +1,6 @@
 """Files that a person names, which are read in one place: files, of a bounded size, and nothing that may never end."""
 
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -9,6 +10,10 @@ from fedtide.core.errors import FedtideError, refused
 
 LARGEST = 20_000_000
 """Maximum number of bytes of a configuration, a ticket, a key, or another small file."""
+PARTS = 30
+"""Maximum number of parts of a dotted key, because the time of tomllib grows with their square."""
+PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+LONG_KEY = re.compile(rf"""(?<![\w"'\\-])(?:{PART}){{{PARTS}}}""")
 
 
 def check_file(path: Path, allowed: str = "a file") -> None:
@@ -59,7 +64,11 @@ def read_toml(path: Path, most: int = LARGEST) -> dict[str, Any]:
     """Return the content of a TOML file of at most `most` bytes."""
     content = read_bytes(path, most, "a TOML file")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        text = content.decode("utf-8-sig")
+        if long := LONG_KEY.search(text):
+            line = text.count("\n", 0, long.start()) + 1
+            raise ValueError(f"a key of more than {PARTS} parts (at line {line})")
+        return tomllib.loads(text)
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     except ValueError as error:  # no text, no TOML, or a number with thousands of digits

@@ -1,7 +1,7 @@
 """The record of one run: `rounds.jsonl`, `timings.jsonl` and `clients.csv`, appended line by line.
 
-A run that measures forgetting has a `forgetting.jsonl` too. All depend on the configuration alone, but for wall clock,
-which goes to `timings.jsonl`.
+A run that measures forgetting has a `forgetting.jsonl` too. In a simulation all depend on the configuration
+alone, but for wall clock, which goes to `timings.jsonl`. Records of real clients have the real clock.
 """
 
 import csv

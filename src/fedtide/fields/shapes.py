@@ -108,7 +108,8 @@ def tags(kind: Any) -> tuple[str, ...]:
     """
     fields = fields_of(kind)
     hints = (bare(fields[name]) for name in ("kind", "by") if name in fields)
-    return next((get_args(hint) for hint in hints if get_origin(hint) is Literal), ())
+    words = (get_args(hint) for hint in hints if get_origin(hint) is Literal)
+    return next((those for those in words if len(those) == 1), ())
 
 
 A_TABLE = "a table"

@@ -49,15 +49,18 @@ from fedtide.wire.vector import Form, TooLarge, check_units, form_of
 PROTOCOL = 5
 """Version of headers and payloads; a node refuses questions of another."""
 
-Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes]
-"""An answer that may be sent again, header and payload, behind its question: the header, but for what is another when
-it comes again, and the digest of the payload."""
+Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes, tuple[Any, ...]]
+"""An answer that may be sent again, header and payload, between its question and the owner's rules that shaped it. Of
+the question: the header, but for what is another when it comes again, and the digest of the payload."""
 
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None, "best": None}
 """Values of a header that are others when a question comes again."""
 
 EXACT = "its study allows scores in sums alone"
 """Reason for which a client is not judged by itself."""
+
+CHANGED = "the rules of its owner have changed since it answered this"
+"""Reason for which an answer does not leave again: both together would tell of a client what a sum hides."""
 
 UNKNOWN = "it is no evaluation of its study"
 """Reason for which a client is not judged in another use of the state than the method has."""
@@ -164,8 +167,9 @@ class Node:
         if isinstance(asked, KeysHeader | DealHeader | UnmaskHeader):
             return self._about_masks(asked)
         question = asked.model_copy(update=ONCE), model
+        rules = self._rules
         if (before := self._sent_before(asked, question)) is not None:
-            return self._leaving(asked, before, payload)
+            return self._leaving(asked, before, payload) if before[3] == rules else _refusal(asked, CHANGED)
         received = codec.decode_message(payload, self._classes)
         if isinstance(asked, ScoreHeader):
             answer, tree = self._score(asked, received, header, payload)
@@ -174,14 +178,14 @@ class Node:
             if is_score(asked.question):
                 judged = score_header(asked)
                 self._keep_received(judged, judged.model_dump(), payload, _memory_of(self.folder, asked))
-        sent = question, answer, codec.to_bytes(tree)
+        sent = question, answer, codec.to_bytes(tree), rules
         if not any(word.startswith(REFUSED) for word in answer["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
         return self._leaving(asked, sent, payload)
 
     def _leaving(self, asked: WorkHeader | ScoreHeader, sent: Sent, payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Return an answer as it leaves the node: masked, if its wire is secure."""
-        _, header, content = sent
+        _, header, content, _ = sent
         if self.masker is None or not isinstance(asked, WorkHeader) or asked.forms is None:
             return header, content
         try:
@@ -207,6 +211,12 @@ class Node:
     def _fewest(self) -> int:
         """How many clients there must be in a sum that is masked."""
         return max(self.policy().fewest, self.wire.fewest)
+
+    @property
+    def _rules(self) -> tuple[Any, ...]:
+        """The owner's rules on what an answer says."""
+        policy = self.policy()
+        return policy.clip, policy.rows_at_least, policy.reveals
 
     def _sent_before(self, asked: WorkHeader | ScoreHeader, question: tuple[AnyHeader, str]) -> Sent | None:
         """Return the answer to the same question, unless what was kept with it is gone."""

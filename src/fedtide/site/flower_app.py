@@ -114,6 +114,7 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
     ticket = Ticket.read(folder / TICKETS / f"{name}.toml")
     check_versions(ticket)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own(home)  # another user may have made it meanwhile
     if rehearsal:
         return name, node_of({"site": str(folder), "home": str(home / "rehearsal"), "name": name})
     if "data" not in settings:

@@ -171,7 +171,7 @@ def read_policy(path: Path | None) -> Policy:
 
 @dataclass(frozen=True)
 class Peers:
-    """The registered keys of other nodes, by name: those that the owner names, or the first that came.
+    """The registered keys of other nodes, by name: the first that came, or a later one that the owner names.
 
     A server that invents nodes could give each of them a key of its own. Owners who compare fingerprints notice it.
 
@@ -199,13 +199,13 @@ class Peers:
             keys = {str(name): str(value) for name, value in json.loads(text).items()}
         except (OSError, ValueError, AttributeError):
             return f"the keys of other nodes that it met before cannot be read now ({self.file.name})"
-        if keys.get(node, key) != key:
-            return f"its key is {print_}, and it was another before; ask its owner"
+        if keys.get(node, key) != key and allowed is None:
+            return f"its key is {print_}, and it was another before; ask its owner, and name it in `peers`"
         if any(name != node and other == key for name, other in keys.items()):
             return f"its key {print_} is that of another node, too"
         if node not in keys and len(keys) >= KEYS:
             return f"it knows {counted(len(keys), 'other node')}, and shares masks with no more"
-        if node not in keys:
+        if keys.get(node) != key:
             self.log(f"masks are shared with {node} from now on, key {print_}: compare it with its owner")
             write_text(self.file, json.dumps({**keys, node: key}))
         return None

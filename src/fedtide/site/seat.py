@@ -205,6 +205,7 @@ class Seat:
         if is_locked(self.home / "run" / "alive"):
             raise FedtideError(f"{self.home}: {RUNS_ALREADY}")
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_own(self.home)  # another user may have made it meanwhile
         if not self.copy.exists():
             self.ticket.write(self.copy)
         new = not self.key.exists()
@@ -416,8 +417,8 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 REFUSALS, REFUSED_OF = 100, 100
-"""Refused questions of a minute that are written down, with as many clients and names: more could fill the disk. A
-question that is answered is written down whole."""
+"""Refused questions of a minute that are written down, with as many clients and names: more could fill the disk. So do
+questions for keys, which cost nothing. Another one that is answered is written down whole."""
 SLOW = 2.5
 """Seconds that a question takes in a round in which a rehearsal kills a process."""
 
@@ -493,7 +494,7 @@ class WatchedNode:
     answered: int = 0
     last: dict[str, Any] | None = None
     tells: Callable[[], dict[str, Any]] = dict
-    _refused: dict[int, int] = field(default_factory=dict)
+    _idle: dict[int, int] = field(default_factory=dict)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a question; nothing is sent of a client that is not written down."""
@@ -518,14 +519,14 @@ class WatchedNode:
     def _note(
         self, header: Mapping[str, Any], words: Mapping[str, str], received: int, sent: int, machine: dict[str, Any]
     ) -> bool:
-        """Write down a question, and what is sent to the server; return False for one of too many refusals."""
+        """Write down a question, and what is sent to the server; return False for one of too many that cost nothing."""
         refused = all(word.startswith(REFUSED) for word in words.values())
-        minute = int(time.time() // 60)
-        if refused and self._refused.get(minute, 0) >= REFUSALS:
-            self._refused[minute] += 1
+        idle, minute = refused or header["kind"] == "keys", int(time.time() // 60)
+        if idle and self._idle.get(minute, 0) >= REFUSALS:
+            self._idle[minute] += 1
             return False
-        skipped = sum(max(count - REFUSALS, 0) for then, count in self._refused.items() if then != minute)
-        self._refused = {minute: self._refused.get(minute, 0) + refused}
+        skipped = sum(max(count - REFUSALS, 0) for then, count in self._idle.items() if then != minute)
+        self._idle = {minute: self._idle.get(minute, 0) + idle}
         reveal = header.get("reveal", [])
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),

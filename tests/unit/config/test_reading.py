@@ -4,9 +4,10 @@ import contextlib
 import copy
 import inspect
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
@@ -16,12 +17,27 @@ from hypothesis import strategies as st
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
-from fedtide.config import Experiment, axes, brief, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.config import (
+    Experiment,
+    Method,
+    axes,
+    brief,
+    from_dict,
+    options_model,
+    points,
+    read,
+    resolved,
+    slug,
+    to_toml,
+)
+from fedtide.config.keys import options as options_of
+from fedtide.config.keys import table_fields, tables_in
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
+from fedtide.fields.shapes import bare
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.schedules import Exponential
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
@@ -508,3 +524,20 @@ def test_a_sweep_over_the_shift_takes_missing_values_from_each_of_its_points():
     assert timed(*methods, sweep=whole) == [one, six]
     found = timed(methods[0], sweep={"method.prior": ["linear", "cosine", "uniform"]})
     assert [options[0][0] for options in found] == [4, 4, None]
+
+
+def test_no_key_may_be_none_but_by_default():
+    """TOML has no word for None, so a file without the key would have the default in its place."""
+
+    def walk(table: Any, within: tuple[Any, ...]) -> Iterator[str]:
+        fields = table_fields(table)
+        if table is Method:
+            fields |= {key: field for name in REGISTRY for key, field in options_of(name).items()}
+        for key, (kind, default) in fields.items():
+            if type(None) in get_args(bare(kind)) and default not in (None, ...):
+                yield f"{table.__name__}.{key}"
+            for inside in tables_in(kind):
+                if inside not in (*within, table):
+                    yield from walk(inside, (*within, table))
+
+    assert list(walk(Experiment, ())) == []

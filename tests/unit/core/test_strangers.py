@@ -14,6 +14,7 @@ from safetensors.torch import save
 from fedtide.core.base import Slotted, Weighted, Weights
 from fedtide.core.codec import HEADER, NAMES, decode_message, parse, to_bytes
 from fedtide.core.errors import FedtideError
+from fedtide.core.files import read_toml
 from fedtide.core.trees import same
 
 TREES = [
@@ -205,3 +206,13 @@ def test_json_is_bounded(text):
 @pytest.mark.parametrize("value", [{"a": [1, -(2**63), 0.5, None, True, "x"]}, json.loads("[" * 32 + "]" * 32), 3])
 def test_plain_json_is_read(value):
     assert parse(json.dumps(value).encode(), 1000, "header") == value
+
+
+@pytest.mark.parametrize("part", ["a.", '"a b" . ', "'!'.", '"\\"".'])
+def test_a_key_of_many_parts_is_refused_before_it_takes_long(part, tmp_path):
+    """20,000 parts took ten seconds, and two megabytes a day."""
+    (tmp_path / "x.toml").write_text(f"b = 1\n{part * 20_000}a = 1\n")
+    with pytest.raises(FedtideError, match=r"x.toml: not valid TOML: a key of more than 30 parts \(at line 2\)"):
+        read_toml(tmp_path / "x.toml")
+    (tmp_path / "x.toml").write_text(f"{part * 25}a = '{'a.' * 29}'\n")
+    assert read_toml(tmp_path / "x.toml")

@@ -286,7 +286,7 @@ def test_a_client_holds_its_own_rows_of_the_labels_of_its_set(seed, banks, label
 
 def test_changes_of_sets_of_labels_can_be_written_and_read(tmp_path):
     drawn = people(ChangePoints(concepts="label-banks", when=Drawn(every=3, together=False)))
-    drawn.plan.write(tmp_path / "changes.csv", 20)
+    drawn.plan.write(str(tmp_path / "changes.csv"), 20)
     read = people(ChangePoints(concepts="label-banks", when=f"file:{tmp_path / 'changes.csv'}"))
     assert (concepts_over(drawn, 20) == concepts_over(read, 20)).all()
 

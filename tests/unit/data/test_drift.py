@@ -351,7 +351,7 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
     )
     drawn = people(drift, partition=partition, split=Split(test=0.2))
     assert isinstance(drawn.plan, ClusterDriftPlan)
-    drawn.plan.write(tmp_path / "changes.csv", 20, concepts=tmp_path / "shares.csv")
+    drawn.plan.write(str(tmp_path / "changes.csv"), 20, concepts=str(tmp_path / "shares.csv"))
     shares = {"kind": "label-shares", "path": str(tmp_path / "shares.csv"), "samples": 40, "test_samples": 40}
     what = ChangePoints(when=f"file:{tmp_path / 'changes.csv'}", concepts=shares)
     read = people(what, partition=partition, split=Split(test=0.2))

@@ -14,7 +14,7 @@ from pyarrow import parquet
 import fedtide as ft
 from fedtide.data.sources import CSV
 from fedtide.data.sources.cells import seconds_of
-from fedtide.data.sources.table_files import read_names
+from fedtide.data.sources.table_files import read_names, read_table
 from fedtide.inspection.findings import inspect_table
 from fedtide.inspection.table import Roles, Table, read
 from helpers.exports import ROWS, Export, every, planted, write
@@ -96,6 +96,31 @@ def said(**columns) -> str:
 ])  # fmt: skip
 def test_what_is_odd_is_said(columns, words):
     assert words in said(**columns)
+
+
+def test_columns_that_a_small_file_can_make_huge_are_not_read(tmp_path):
+    """Eight cells of 400,000 equal numbers, of 800,000 bytes, or of a text: each of them a file of some kB."""
+    numbers = arrow.array([np.zeros(400_000, np.int64)] * 8)
+    table = arrow.table({
+        "x": np.arange(8.0),
+        "label": ["a", "b"] * 4,
+        "tags": numbers,
+        "geo": arrow.StructArray.from_arrays([numbers], ["lat"]),
+        "raw": arrow.array([b"\xff" * 800_000] * 8),
+        "fixed": arrow.array([b"\xff" * 800_000] * 8, arrow.binary(800_000)),
+        "text": arrow.array(["x" * 800_000] * 8, arrow.string_view()),
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "t.parquet", compression="zstd")
+    assert (tmp_path / "t.parquet").stat().st_size < 100_000
+    before = arrow.total_allocated_bytes()
+    columns = read_table(tmp_path / "t.parquet", table.column_names).columns
+    assert arrow.total_allocated_bytes() - before < 2_000_000
+    assert [str(column.type).partition("<")[0] for column in columns.values()] == [
+        "double", "dictionary", "list", "struct", "dictionary", "binary", "dictionary",
+    ]  # fmt: skip
+    assert "left out: tags (lists), geo (structs), raw (bytes), fixed (bytes)" in "".join(
+        read(tmp_path / "t.parquet").said
+    )
 
 
 def test_features_of_all_types_are_numbers():

@@ -127,6 +127,21 @@ def test_a_refused_answer_is_not_kept(asked):
     assert set(again["clients"].values()) == {"answered"}
 
 
+def test_an_answer_does_not_leave_again_if_its_owner_has_changed_what_answers_say(asked):
+    """With the first one it would tell the difference of a bound, which no sum hides."""
+    node, (train, _), done = asked
+    node.handle(plain(train), train.payload)
+    before = len(done)
+    for rules, word in (
+        (Policy(fewest=2), "answered"),
+        (Policy(clip={"delta": 0.01}), "refused: the rules of its owner have changed since it answered this"),
+    ):
+        object.__setattr__(node, "policy", lambda rules=rules: rules)
+        told, _ = node.handle(plain(train), train.payload)
+        assert set(told["clients"].values()) == {word}
+    assert len(done) == before
+
+
 # -- its owner --------------------------------------------------------------------------------------------------------
 
 

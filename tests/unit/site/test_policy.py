@@ -112,9 +112,23 @@ def test_the_first_key_of_a_name_is_taken_and_no_other_one_after_it(tmp_path, ke
         assert peers.trusts("lyon", keys["lyon"]) is None
     lyon, oslo = (certificates.fingerprint(keys[name]) for name in ("lyon", "oslo"))
     assert lines == [f"masks are shared with lyon from now on, key {lyon}: compare it with its owner"]
-    assert peers.trusts("lyon", keys["oslo"]) == f"its key is {oslo}, and it was another before; ask its owner"
+    assert (
+        peers.trusts("lyon", keys["oslo"])
+        == f"its key is {oslo}, and it was another before; ask its owner, and name it in `peers`"
+    )
     assert peers.trusts("oslo", keys["lyon"]) == f"its key {lyon} is that of another node, too"
     assert json.loads((tmp_path / "peers.json").read_text()) == {"lyon": keys["lyon"]}
+
+
+def test_a_node_may_come_with_another_key_if_the_owner_names_it(tmp_path, keys):
+    lyon, oslo = (certificates.fingerprint(keys[name]) for name in ("lyon", "oslo"))
+    peers = Peers(tmp_path / "peers.json", lambda: Policy(peers=(lyon,)), print)
+    assert peers.trusts("lyon", keys["lyon"]) is None
+    peers = replace(peers, policy=lambda: Policy(peers=(oslo,)))
+    assert peers.trusts("lyon", keys["oslo"]) is None
+    assert json.loads((tmp_path / "peers.json").read_text()) == {"lyon": keys["oslo"]}
+    assert peers.trusts("lyon", keys["lyon"]) == f"its key {lyon} is not among the peers that the owner named"
+    assert peers.trusts("bern", keys["oslo"]) == f"its key {oslo} is that of another node, too"
 
 
 def test_keys_of_so_many_nodes_are_kept_and_no_more(tmp_path, keys, monkeypatch):

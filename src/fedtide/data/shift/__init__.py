@@ -59,7 +59,8 @@ class Shift:
         who: the available clients, and those that arrive in a round.
         what: the rows that a client holds.
         how: the meaning of the rows.
-        clock: the unit of time of all three, "rounds" or "seconds"; a mixture and a calendar always count rounds.
+        clock: the unit of time of all three, "rounds" or "seconds", which needs `devices`; a mixture and a calendar
+            always count rounds.
     """
 
     who: Annotated[Who, Spelled] = Always()

@@ -410,7 +410,7 @@ class Trace:
             before = concept
         return sorted((change for change in changes if change[1] <= until), key=lambda change: (change[1], change[0]))
 
-    def write(self, path: Path, until: float) -> None:
+    def write(self, path: str | Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
         names = self.view.names
         table = [(names[c] if names else c, f"{time:.17g}", self.names[k]) for c, time, k in self.table(until)]
@@ -425,9 +425,9 @@ class Trace:
         return ("change",) if bool((self.concept(time) != self.concept(before)).any()) else ()
 
 
-def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
+def write_rows(path: str | Path, rows: Iterable[Sequence[object]]) -> None:
     """Write a CSV file atomically."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 

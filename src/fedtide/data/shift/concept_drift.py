@@ -346,7 +346,7 @@ class ChangePointsPlan(Plan):
         """Concept of each client over time."""
         return Trace(self.changes.when, self.view, self.concepts, "shift.what.when", "change-points", self.changes.test)
 
-    def write(self, path: Path, until: float) -> None:
+    def write(self, path: str | Path, until: float) -> None:
         """Write every change up to a time as a file that `File` can read."""
         self.trace.write(path, until)
 
@@ -618,7 +618,7 @@ class ClusterDriftPlan(Plan):
         """Raise if there would be too many events."""
         self.number(rounds)
 
-    def write(self, path: Path, until: float, *, concepts: Path) -> None:
+    def write(self, path: str | Path, until: float, *, concepts: str | Path) -> None:
         """Write all distributions up to a time as the two files of change points by label distributions.
 
         Each drawn distribution is a concept, `<client>@<event>`, with the true group at that time. `shift.what.kind =

@@ -20,7 +20,16 @@ from pyarrow import compute
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.sources import dates
 from fedtide.data.sources.dates import Times, Unclear, find_sentinels, read_clocks, read_dates, read_numbers_as_dates
-from fedtide.data.sources.table_files import Spelling, describe_total, ends_in_total, is_text, read_names, read_table
+from fedtide.data.sources.table_files import (
+    UNREAD,
+    Spelling,
+    describe_total,
+    ends_in_total,
+    is_bytes,
+    is_text,
+    read_names,
+    read_table,
+)
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
 from fedtide.draw.prose import counted, listed
 from fedtide.fields.types import LARGEST
@@ -304,16 +313,28 @@ def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:
 def _decoded(column: Any) -> Any:
     """Return categories that are no texts as numbers or dates, and bytes as texts if they are UTF-8."""
     kind = column.type
-    if arrow.types.is_dictionary(kind) and not is_text(kind.value_type):
-        return column.cast(kind.value_type)
+    if arrow.types.is_dictionary(kind):
+        if is_bytes(kind.value_type):
+            return _decoded_bytes(column)
+        return column if is_text(kind.value_type) else column.cast(kind.value_type)
     if arrow.types.is_decimal(kind) and kind.scale == 0:  # ids of databases
         with suppress(arrow.ArrowInvalid):
             return column.cast(arrow.int64())
         return column.cast(arrow.string())
-    if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
+    if is_bytes(kind):
         with suppress(arrow.ArrowInvalid):
             return column.cast(arrow.string())
     return column
+
+
+def _decoded_bytes(column: Any) -> Any:
+    """Return different bytes as different texts if they are UTF-8, and else a short cell for each row."""
+    parts = getattr(column, "chunks", [column])
+    try:
+        texts = [arrow.DictionaryArray.from_arrays(c.indices, c.dictionary.cast(arrow.string())) for c in parts]
+    except arrow.ArrowInvalid:
+        return arrow.chunked_array([arrow.repeat(UNREAD, len(column))])
+    return arrow.chunked_array(texts)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -463,11 +463,12 @@ def _sample(where: str, line: str) -> tuple[int, list[str]]:
 
 @ingredient
 class DayNightCharacters(Loading):
-    """18,480 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
+    """14,000 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:
         labels: "shared" gives letters A to J the labels 0-9 of the digits, so that one label has two meanings; there
-            are 7,000 images of each domain. "disjoint" gives digits the labels 0-9 and letters A to Z 10-35.
+            are 7,000 images of each domain. "disjoint" gives digits the labels 0-9 and letters A to Z 10-35, with
+            7,000 digits and 280 images of each letter.
         domain: "day" or "night" gives only the rows of that domain, with letters labeled from 0, for use with other
             sources in "domains". The rows are equal to those in "both".
     """

@@ -68,6 +68,8 @@ TOTALS = frozenset((
 """Words in the last row of a table that is the total of the others, in lower case."""
 INDEX = re.compile(r"__index_level_[0-9]+__")
 """Name of a hidden column: the index of a frame of pandas."""
+UNREAD = arrow.scalar(b"\xff", arrow.binary())
+"""Stands for bytes that are no text, of which nothing is made."""
 
 
 def _is_time(kind: Any) -> bool:
@@ -130,6 +132,11 @@ def is_text(kind: Any) -> bool:
     return arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)
 
 
+def is_bytes(kind: Any) -> bool:
+    """Tell whether cells of an arrow type are bytes, which may be texts."""
+    return arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind)
+
+
 def is_parquet(path: Path) -> bool:
     """Tell whether a file begins as Parquet files do."""
     if not path.is_file():
@@ -142,16 +149,24 @@ def is_parquet(path: Path) -> bool:
 def _parquet_file(path: Path) -> Iterator[Any]:
     with reading(path, "a Parquet file", arrow.ArrowException), open(path, "rb") as raw:
         schema = parquet.read_schema(raw)
-        texts = [
-            field.name
-            for field in schema
-            if arrow.types.is_string(field.type) or arrow.types.is_large_string(field.type)
-        ]
+        # A text that comes again would else be repeated in memory.
+        texts = [field.name for field in schema if is_text(field.type) or is_bytes(field.type)]
         with parquet.ParquetFile(path, read_dictionary=texts) as file:
             about = file.metadata
             groups = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
             check_unpacked(path, max(groups, 8 * about.num_rows * about.num_columns))
             yield file
+
+
+def _unread(kind: Any) -> Any:
+    """Return the cell that stands for others that are never used, and may be far larger than their file; else None."""
+    if arrow.types.is_struct(kind):
+        return arrow.scalar({}, arrow.struct([]))
+    if arrow.types.is_map(kind):
+        return arrow.scalar([], arrow.map_(arrow.string(), arrow.null()))
+    if arrow.types.is_nested(kind):
+        return arrow.scalar([], arrow.list_(arrow.null()))
+    return UNREAD if arrow.types.is_fixed_size_binary(kind) or arrow.types.is_binary_view(kind) else None
 
 
 def read_names(path: Path, spelling: Spelling = Spelling()) -> list[str]:
@@ -183,11 +198,16 @@ def read_table(path: Path, names: Sequence[str], spelling: Spelling = Spelling()
         find_places(path, header_names, names)
         with _parquet_file(path) as file:
             stored = dict(zip(header_names, _visible_names(file.schema_arrow), strict=True))
-            table = file.read(columns=[stored[name] for name in dict.fromkeys(names)])
-            hidden = [name for name in file.schema_arrow.names if _is_hidden(name, file.schema_arrow)]
-        _check_rows(path, len(table))
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+            kinds = {name: schema.field(stored[name]).type for name in names}
+            unread = {name: cell for name, kind in kinds.items() if (cell := _unread(kind)) is not None}
+            table = file.read(columns=[stored[name] for name in kinds if name not in unread])
+            hidden = [name for name in schema.names if _is_hidden(name, schema)]
+        _check_rows(path, rows)
+        stand_ins = {name: arrow.chunked_array([arrow.repeat(cell, rows)]) for name, cell in unread.items()}
         note = f"index {', '.join(hidden)} left out" if hidden else ""
-        return RawTable({name: table[stored[name]] for name in names}, np.arange(len(table)), said=note)
+        read = {name: stand_ins[name] if name in unread else table[stored[name]] for name in kinds}
+        return RawTable(read, np.arange(rows), said=note)
     header = _read_header(path, spelling)
     places = dict(zip(names, find_places(path, header.names, names), strict=True))
     keys = [str(place) for place in range(len(header.names))]

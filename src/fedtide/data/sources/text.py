@@ -30,9 +30,9 @@ PADDING, BEGINNING, END, UNKNOWN = range(4)
 
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+|\n\s*\n""")
-CODE = re.compile(r"(?s)<pre\b.*?</pre>")
-INLINE = re.compile(r"</?(?:a|b|code|del|em|i|kbd|s|span|strike|strong|sub|sup)\b[^>]*>")
-TAG = re.compile(r"<[^>]*>")
+CODE = re.compile(r"(?s)<pre\b.*?(?:</pre>|\Z)")
+INLINE = re.compile(r"</?(?:a|b|code|del|em|i|kbd|s|span|strike|strong|sub|sup)\b[^<>]*>")
+TAG = re.compile(r"<[^<>]*>")
 BLANK = re.compile(r"\n\s*\n")
 HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
