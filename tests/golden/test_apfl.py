@@ -64,6 +64,14 @@ def test_a_batch_of_the_variant_of_pfllib_by_hand():
     assert torch.equal(told, TASK.predict_rows(answer.memory["own"], shard.x))
 
 
+def test_a_share_is_one_at_most():
+    """v = 1, w_i = 0, y = 4: the mix is 0.9, its gradient -3.1, and 0.9 + 1/2 * 3.1 is more than 1."""
+    algorithm = apfl(TASK, LocalTrainer(lr=0.5, batch_size=0))
+    shard = Shard(torch.ones(1, 1, dtype=torch.float64), torch.tensor([4]), torch.arange(1))
+    answer = algorithm.works["train"](at(0.0), {"own": at(1.0), "alpha": 0.9}, shard, Moment(0, 1), Rng(0))
+    assert answer.memory["alpha"] == 1.0
+
+
 def paper(model, adaptive):
     def work(w, memory, shard, key):
         v, a = memory or (w, 0.6)

@@ -75,6 +75,16 @@ def test_rows_of_the_concept_before_are_remembered():
     assert again.total["loss"].weight == 4  # rows that it holds again count once
 
 
+def test_a_window_keeps_no_more_confidences_than_it_says():
+    """Three rows and three rows are six: four are left."""
+    algorithm = cda_fedavg(TASK, LocalTrainer(lr=0.1), part=2, window=4)
+    weights, memory = TASK.init(Rng(0)), None
+    for number in range(2):
+        answer = algorithm.works["train"](weights, memory, rows(1.0, 0, 0, 0, 1), Moment(number, 9), Rng(0))
+        memory = answer.memory
+    assert (answer.total["changes"].value, len(memory["q"])) == (0, 4)
+
+
 def test_rows_are_picked_evenly():
     shard = rows(0.0, 0, 1, 1, 1, 1, 0, 1, 0)
     assert pick_evenly(shard, 5).ids.tolist() == [0, 1, 2, 4, 6]

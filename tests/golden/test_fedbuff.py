@@ -65,8 +65,11 @@ def test_a_buffer_of_two_waits_for_both(monkeypatch):
 
 
 def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch):
-    """With a staleness of at most one round client 1 never answers: it begins anew in each, and client 0 is faster."""
-    *_, (step, _) = by_hand(monkeypatch, max_staleness=1)
+    """With a staleness of at most one round client 1 never answers: it begins anew in each, and client 0 is faster.
+
+    It needs 1.5 seconds, and would answer in its second round.
+    """
+    *_, (step, _) = by_hand(monkeypatch, compute=(1.0, 1.5), max_staleness=1)
     assert (value(step.state), step.seconds) == (0.5**9, 9.0)
 
 
@@ -104,19 +107,25 @@ def test_only_whoever_begins_is_sent_a_model(monkeypatch):
 
 
 def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_due():
-    """About half of those that begin never answer, whatever comes of them; each is missed once, and time goes on."""
+    """About half of those that begin never answer, as it is drawn when they begin; each is missed once."""
     shift = {"who": {"kind": "always", "dropout_rate": 0.5}}
     experiment = toy(
         "fedbuff", {"cohort": {"kind": "uniform", "clients_per_round": 6}, "buffer": 2}, rounds=60, shift=shift
     )
-    counts = []
+    counts, answers = [], {}
 
     def counted(fleet):
         ask = clocked(COMPUTE)(fleet).ask
 
-        def heard(*given, **named):
-            reply = ask(*given, **named)
-            counts.append((int(named["began"].isinf().sum()), len(reply.clients), len(reply.silent)))
+        def heard(question, clients, *given, **named):
+            fresh = clients[named["began"].isinf()]
+            now = torch.full((len(fresh),), fleet.moment.seconds, dtype=torch.float64)
+            drawn = fleet.population.answers(fresh, fleet.moment, 0, now)
+            answers.update(zip(fresh.tolist(), drawn.tolist(), strict=True))
+            reply = ask(question, clients, *given, **named)
+            counts.append((len(fresh), len(reply.clients), len(reply.silent)))
+            assert all(answers[client] for client in reply.clients.tolist())
+            assert not any(answers[client] for client in reply.silent.tolist())
             return reply
 
         fleet.ask = heard
@@ -125,7 +134,7 @@ def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_d
     run = played(experiment, fleet=counted)
     began, answered, lost = (sum(each) for each in zip(*counts, strict=True))
     assert began == answered + lost + len(run.state.flight.clients)
-    assert 0.35 < lost / (answered + lost) < 0.65
+    assert 0.4 < lost / (answered + lost) < 0.6
     seconds = [step.seconds for step in run.steps]
     assert all(later > earlier for earlier, later in pairwise(seconds))
 

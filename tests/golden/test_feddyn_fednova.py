@@ -26,6 +26,7 @@ from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.schedules import Exponential
 from helpers import quadratics
 from helpers.handmade import By
 from helpers.quadratics import TASK, after, at, fleet_of, value
@@ -58,6 +59,13 @@ def test_feddyn_with_a_part_of_the_clients_moves_h_by_their_share_of_all():
     assert rounds_of(feddyn(TASK, TWO, alpha=1.0, cohort=one), 1) == (0.25, 0.25, [0.5, None])
 
 
+def test_clients_that_join_feddyn_bring_the_gradient_zero():
+    """h = 1 is the mean of two clients; of four it is 1/2, before anybody trains."""
+    nobody = feddyn(TASK, TWO, cohort=By(lambda rng, fleet: fleet.clients[:0]))
+    state = after(nobody, State(at(1.0), at(1.0).params, 2), targets=[[0]] * 4)
+    assert (float(state.h["weight"]), state.clients) == (0.5, 4)
+
+
 def test_the_first_step_of_feddyn_is_twice_that_of_fedavg_for_any_alpha():
     """One local step: the mean update is 1/2 (-1/2 + 3/2) = 1/2, and -h / alpha is the same again."""
     one = LocalTrainer(lr=0.5, batch_size=0)
@@ -70,6 +78,14 @@ def test_fednova():
     assert value(after(fednova(TASK, ONE_ROW, cohort=EVERYONE), OneModel(at(1.0), None))) == 149 / 64
     uniform = fednova(TASK, ONE_ROW, cohort=EVERYONE, weighting="uniform")
     assert value(after(uniform, OneModel(at(1.0), None))) == 1 + 3 / 8
+
+
+def test_lengths_are_by_the_rate_of_the_round():
+    """Three steps of 1/4 in round 1, pulled by 1: 1 + (1 - 1/4) + (1 - 7/16) = 37/16."""
+    local = LocalTrainer(lr=0.5, batch_size=1, proximal=1.0, lr_schedule=Exponential(0.5))
+    algorithm = fednova(TASK, local, cohort=EVERYONE)
+    *_, (_, facts) = quadratics.played(algorithm, fleet_of(algorithm, [[4, 4, 4]]), OneModel(at(1.0), None), 2)
+    assert facts["length"] == 2.3125
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])

@@ -12,10 +12,11 @@ from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.cohorts import Everyone, OneModel
-from fedtide.core.base import Weights
-from fedtide.learn.local import LocalTrainer
+from fedtide.core.base import Moment, Weights
+from fedtide.learn.local import LocalTrainer, gradient_step
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.server import SGD, Adagrad, Adam, Flash, KerasAdam, Yogi
-from helpers.quadratics import TASK, after, at, fleet_of, value
+from helpers.quadratics import TASK, after, at, fleet_of, population, value
 
 ONE = LocalTrainer(lr=0.5, batch_size=0)
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
@@ -104,6 +105,13 @@ def test_qfedavg(options, expected):
     assert played(qfedavg, **options) == expected
 
 
+def test_a_step_along_the_gradient_follows_the_schedule():
+    """Client 0 has the gradient 1, and round 2 a rate of 1/2 * 1/4; FedSGD and IFCA by gradients take this step."""
+    local, now = LocalTrainer(lr=0.5, lr_schedule=Exponential(0.5)), Moment(2, 9)
+    step, _ = gradient_step(TASK, local, at(1.0), population().shard(0, now), now)
+    assert float(step.params["weight"]) == -0.125
+
+
 def test_qfedavg_refuses_a_client_whose_power_overflows():
     """F_1 is about 8e36 and finite; its tenth power is not. Client 0 alone makes the step."""
     algorithm, huge = qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), [[0], [4 * 10**18]]
@@ -183,6 +191,16 @@ def test_without_a_mean_there_is_no_step(optimizer):
     weights = at(1.0)
     memo = optimizer.init(weights)
     assert optimizer.step(weights, memo, None) == (weights, memo)
+
+
+@pytest.mark.parametrize("optimizer", [Adagrad(), Adam(), KerasAdam(), Yogi(), Flash()])
+def test_an_update_whose_square_overflows_makes_no_step(optimizer):
+    """1e200 squared is infinite, and so would the second moment be in all later rounds."""
+    weights = at(1.0)
+    memo = optimizer.init(weights)
+    stepped, after_step = optimizer.step(weights, memo, at(1e200))
+    assert stepped is weights
+    assert after_step is memo
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), KerasAdam(), Yogi(), Flash()])

@@ -50,6 +50,13 @@ def test_the_weight_of_the_votes_is_chosen_by_validation_samples():
     assert [answer(None, val)[0] for val in (0, 1, None)] == [1.0, 0.0, 0.5]
 
 
+def test_votes_alone_are_chosen_if_the_model_says_nothing():
+    """Its probabilities are NaN, and with them all mixes but that of lambda 1."""
+    broken = Weights({"weight": torch.full((2, 1), torch.nan, dtype=torch.float64)})
+    shard = replace(ROWS, fetch_val=lambda: ROWS)
+    assert Neighbors(k=2, lam=None).fit(Networks(TASK), [broken], shard, NOW, Rng(0))["lam"] == 1.0
+
+
 def test_a_client_without_rows_is_served_the_global_model():
     algorithm = ft.algorithms.knn_per(TASK, k=2)
     assert algorithm.adapt(EVEN, None, ROWS.pick(slice(0, 0)), NOW, Rng(0)) is None

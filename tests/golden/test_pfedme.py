@@ -14,12 +14,15 @@ import torch
 
 from fedtide.algorithms.pfedme import pfedme
 from fedtide.cohorts import Everyone, OneModel
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.schedules import Exponential
 from fedtide.learn.server import SGD
 from helpers import quadratics
 from helpers.by_batch import DATA, LOCAL, batches, close, gradient, rounds
-from helpers.quadratics import TASK, at, fleet_of, value
+from helpers.quadratics import TASK, at, fleet_of, population, value
 from helpers.toys import network_of, played, toy
 
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
@@ -40,6 +43,14 @@ def test_a_round_by_hand(beta, expected):
     x = torch.ones(2, 1, dtype=torch.float64)
     told = algorithm.predict(state.weights, [{"own": kept(fleet, 0)}, None], x, torch.tensor([0, 1])).told
     assert torch.equal(told, torch.cat([TASK.predict_rows(at(w), x[:1]) for w in (147 / 512, expected)]))
+
+
+def test_both_rates_follow_the_schedule():
+    """Client 0 at 1/4: theta = 3/4, then 3/4 - 1/4 (3/4 - 1/8) = 19/32; w_0 = 1 - 1/8 (1 - 19/32) = 243/256."""
+    local, now = LocalTrainer(lr=0.5, batch_size=0, lr_schedule=Exponential(0.5)), Moment(1, 9)
+    answer = pfedme(TASK, local, **OPTIONS).works["train"](at(1.0), None, population().shard(0, now), now, Rng(0))
+    assert float(answer.memory["own"].params["weight"]) == 19 / 32
+    assert float(answer.update.params["weight"]) == 243 / 256 - 1
 
 
 def test_inner_steps_cost_passes_and_other_optimizers_are_refused():

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.cohorts import Everyone, PickedBy
-from fedtide.core.base import Moment, Shard, Sum, Weights
+from fedtide.core.base import Cost, Moment, Reply, Shard, Sum, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -68,6 +68,13 @@ def test_values_that_some_buckets_leave_out_are_of_the_others():
     assert combine(totals, Median()) == {"n": Sum(18.0, 6.0), "anchor": Sum(3.0, 1.0)}
 
 
+def test_buckets_without_weight_are_left_out():
+    """Means 6 and 8 of weight 1 each: 7 of weight 2. A mean of 0 besides would make it 6 of weight 3."""
+    assert combine([{"n": Sum(6.0, 1.0)}, {"n": Sum(0.0, 0.0)}, {"n": Sum(8.0, 1.0)}], Median()) == {
+        "n": Sum(14.0, 2.0)
+    }
+
+
 @pytest.mark.parametrize(("share", "buckets", "few"), [(0.28, 25, 7), (0.07, 100, 7), (0.14, 50, 7), (0.1, 11, 2)])
 def test_a_share_of_the_buckets_is_rounded_up_and_not_by_an_error_of_floats(share, buckets, few):
     x = torch.arange(float(buckets))[:, None] ** 2
@@ -89,6 +96,22 @@ def test_a_bucket_is_of_one_slot_and_has_at_least_its_size():
     assert all(slot_of[b] == k for b, k in zip(bucket.tolist(), slot.tolist(), strict=True))
     order = torch.randperm(31)
     assert same(deal_buckets(clients[order], slot[order], 4, Rng(0))[0], bucket[order])
+
+
+def test_who_is_asked_twice_in_a_round_is_dealt_anew():
+    dealt, none = [], torch.empty(0, dtype=torch.int64)
+
+    class Asked:
+        def ask(self, question, clients, payload, *, slot, slots):
+            dealt.append(slot.tolist())
+            return Reply(None, {}, none, none.double(), Cost())
+
+    def twice(state, fleet, rng):
+        return state, {"asked": [fleet.ask("train", torch.arange(9), None) for _ in range(2)]}
+
+    apply(replace(FEDAVG, round=twice), Robust()).round(None, Asked(), Rng(0))
+    assert len(dealt) == 2
+    assert dealt[0] != dealt[1]
 
 
 def test_the_weight_of_a_sum_follows_the_median_bucket_and_no_claim():

@@ -105,6 +105,13 @@ def test_a_part_of_the_clients_moves_the_servers_variate_by_its_share_of_all():
     assert (kept(fleet, 0), kept(fleet, 1)) == (0.75, -93 / 32)
 
 
+def test_clients_that_join_bring_the_variate_zero():
+    """c = 1 is the mean of two clients; of four it is 1/2, before anybody trains."""
+    nobody = scaffold(TASK, TWO, cohort=By(lambda rng, fleet: fleet.clients[:0]))
+    state = after(nobody, start(control=1.0), targets=[[0]] * 4)
+    assert (control(state), state.clients) == (0.5, 4)
+
+
 def test_weight_decay_belongs_to_the_gradient():
     """Decay 1/2: gradients 3w/2 and 3w/2 - 4. Client 0: 1 -> 1/4 -> 1/16, c_0 = 15/16. Client 1: 1 -> 9/4 -> 41/16.
 

@@ -97,6 +97,8 @@ def test_a_count_has_the_likelihood_and_the_deviance_of_poisson():
     np.testing.assert_allclose(target.errors(told.double(), y.double()).numpy(), deviance, rtol=1e-6, atol=1e-6)
     # Means are mixed: half of 2 and half of 6 is 4.
     torch.testing.assert_close(target.mix(torch.tensor([2.0, 6.0]).log().reshape(2, 1, 1)).exp(), torch.tensor([[4.0]]))
+    # Whoever has seen none says 1/2.
+    torch.testing.assert_close(target.as_answers(torch.tensor([0.0, 2.0])).exp(), torch.tensor([0.5, 2.0]))
 
 
 def test_several_labels_have_a_likelihood_each():

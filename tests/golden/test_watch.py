@@ -146,6 +146,12 @@ def test_a_rare_share_is_as_uncertain_as_two_rows():
     assert variances(window((10, 100, 50), labels=30)[:-1], TWO, "labels", 100).tolist() == pytest.approx([0.21, 0.21])
 
 
+def test_confidence_has_the_variance_of_its_bins():
+    """Half of the rows at 0.525 and half at 0.925: 0.2 from the mean each."""
+    mean = window((10, 50, 25), (18, 50, 45))[:-1]
+    assert float(variances(mean, TWO, "predictions", 100)[-1]) == pytest.approx(0.04, abs=1e-12)
+
+
 def test_inputs_have_the_variance_of_their_mean_and_squares():
     layout = Layout(2, 1)
     mean = torch.zeros(layout.size, dtype=torch.float64)
@@ -213,6 +219,29 @@ def test_all_that_makes_an_estimate_unsure_is_told():
     unlabeled, _ = look(unlabeled, window((10, 100, 0), labels=None), 0, TWO)
     _, line = look(unlabeled, window((10, 100, 50)), 0, TWO)
     assert (line["unknown"], line["estimate"]) == (["no labels"], None)
+
+
+def test_a_model_that_trains_is_calibrated_by_as_many_windows_as_the_reference_has():
+    group = Group.begin(TWO, 1, 2)
+    for right in range(50, 55):
+        group, _ = look(group, window((10, 100, right)), 0, TWO, trains=True)
+    assert torch.equal(group.recent, torch.stack([window((10, 100, right)) for right in (53, 54)]))
+
+
+@pytest.mark.parametrize(("before", "told"), [([4.0, 1.0], True), ([4.0, 4.0], False), ([1.0], True)])
+def test_inputs_are_new_to_a_model_that_trains_if_a_recent_window_was_not_as_far(before, told):
+    """Inputs were at 0, and are at 1 in all rows. A model that was calibrated on far windows alone knows them."""
+    layout = Layout(2, 1)
+    quiet = window((10, 100, 50), layout=layout)
+    far = quiet.clone()
+    far[-3:-1] = 1.0
+    group = Group.begin(layout, 1, 2)
+    for _ in range(2):
+        group, _ = look(group, quiet, 0, layout, trains=True)
+    group = replace(group, scores={**group.scores, "inputs": torch.tensor(before, dtype=torch.float64)})
+    _, line = look(group, far, 0, layout, trains=True)
+    assert line["far"]["inputs"]["score"] > FAR
+    assert ("new inputs" in line["unknown"]) == told
 
 
 # -- alarms ------------------------------------------------------------------------------------------------------------

@@ -195,6 +195,16 @@ def test_thresholds_take_turns_and_the_best_stays():
     assert played(trigger, noted) == pytest.approx([0, 1 / 3, 2 / 3, 0, 1 / 3, 1 / 3, 1 / 3])
 
 
+def test_accuracies_after_the_trials_are_not_noted():
+    trigger = Learned(explore=2, tried=(0.1, 0.2))
+    memo = trigger.start()
+    for accuracy in (0.1, 0.9):
+        memo = trigger.record(trigger.after(memo, True), accuracy)
+    memo = trigger.after(memo, True)
+    assert memo.best == 1
+    assert trigger.record(memo, 0.9) == memo
+
+
 def test_it_is_learned_again_and_old_scores_are_forgotten():
     trigger = Learned(explore=2, every=4, tried=(0.1, 0.2))
     noted = [[0.9], [0.1], [0.5], [0.5], [0.1], [0.2], [0.0], [0.0]]

@@ -161,6 +161,13 @@ def test_the_nearest_are_taken_at_temperature_zero_by_hand():
     assert pick(Nearest(temperature=0.0), memo, Rng(5), At(), torch.tensor([0, 1, 3]), 1).tolist() == [1]
 
 
+@pytest.mark.parametrize("points", [[[0.0], [2.0], [0.0]], [[8.0], [10.0], [0.0]]])
+def test_who_reported_nothing_is_as_far_as_the_farthest_and_moves_no_center(points):
+    """The center of the two that reported is 1 from each, wherever the third is taken to be."""
+    of, reported = torch.tensor(points, dtype=torch.float64), torch.tensor([True, True, False])
+    assert Nearest()._distances(of, reported).tolist() == [1, 1, 1]
+
+
 def test_two_clients_by_the_softmax():
     """Distances 0, 0 and 2 (L1 from the mean is 2/3, 2/3, 4/3): the median is 2/3, so weights 1/e, 1/e, 1/e^2."""
     memo = placed([[0.0], [0.0], [2.0]])

@@ -164,6 +164,19 @@ def test_the_dropout_share_of_the_asked_never_answers(who):
     assert torch.equal(again.flip(0), answered[0])
 
 
+def test_a_client_drops_out_once_however_many_rounds_it_is_at_work():
+    """Of 50 clients about half answer, and the same in round 3 and in round 4; others, if they began later."""
+    population = build(toy(), IID(clients=50), shift=Shift(who=Always(dropout_rate=0.5)))
+    began = torch.full((50,), 7.5, dtype=torch.float64)
+    first, again, later = (
+        population.answers(population.clients, Moment(r, 60), 0, since)
+        for r, since in ((3, began), (4, began), (4, began + 1))
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    assert 15 < int(first.sum()) < 35
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 

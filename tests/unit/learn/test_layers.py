@@ -1,5 +1,6 @@
 """Products of matrices with rows innermost train as the modules do: every layer, padding, strides, ties, steps."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -149,10 +150,22 @@ def test_layers_that_are_frozen_stay_and_others_are_trained_as_by_torch(model, p
 )  # fmt: skip
 def test_other_layers_are_trained_as_copies_of_the_module(layer):
     def build():
-        features = nn.Sequential(layer, nn.Flatten())
+        features = nn.Sequential(copy.deepcopy(layer), nn.Flatten())
         return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
 
-    assert isinstance(stack_of(Task(build)), FuncStack)
+    task, local = Task(build, dtype=torch.float64), LocalTrainer(lr=0.1, batch_size=4, epochs=2)
+    weights, stack = task.init(Rng(0)), stack_of(task)
+    assert isinstance(stack, FuncStack)
+    requests = [
+        Train(task, local, weights, shard, NOW, Rng(0).at(client)) for client, shard in enumerate(some_shards())
+    ]
+    fit = train_stacked(stack, requests).delta
+    for client, request in enumerate(requests):
+        alone = request.run_single().delta
+        for ours, theirs in ((fit.params, alone.params), (fit.buffers, alone.buffers)):
+            assert ours.keys() == theirs.keys()
+            for name, change in theirs.items():
+                torch.testing.assert_close(ours[name][client], change, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Branches: the loss of the chosen and the other branches, who is sure, and the step that leaves idle branches."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,13 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtide as ft
-from fedtide.core.base import Shard, Weights
+from fedtide.cohorts import OneModel
+from fedtide.core.base import Shard, Sum, Weights
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import WSM, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task, with_branches
-from fedtide.mixtures.branches import BranchLoss, divide_branches, keep_chosen, most_certain, step_trained
+from fedtide.mixtures.branches import (
+    BranchLoss,
+    divide_branches,
+    keep_chosen,
+    most_certain,
+    step_branches,
+    step_trained,
+)
 from fedtide.models.networks import MLP
 
 CLASSES, ROWS, DIMS = 3, 6, 4
@@ -193,6 +202,18 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
             assert torch.equal(moved.params[name], whole.params[name])
             assert not torch.equal(moved.params[name], weights.params[name])
     assert list(moved.params) == list(weights.params)
+
+
+def test_a_branch_whose_update_stayed_masked_takes_no_step():
+    """Half of the rows trained branch 1, of whose update zeros are left: step 1 is that of branch 0 alone."""
+    weights = task_of(2).init(Rng(0))
+    params = {name: value * ("copies.1." not in name) for name, value in ones(weights).params.items()}
+    shares = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    total = {"delta": Sum(Weights(params), 1.0), "loss": Sum(1.0, 1.0), "branches": Sum(shares, 1.0)}
+    state, _ = step_branches(
+        OneModel(weights, Adam().init(weights)), SimpleNamespace(total=total), server=Adam(), lam=0.0
+    )
+    assert state.server.steps == {name: int("copies.1." not in name) for name in params}
 
 
 @pytest.mark.parametrize("method", ["scsgd", "min_loss", "fedtem", "fedtkm"])

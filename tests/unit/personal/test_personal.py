@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.losses import WSM, CrossEntropy
+from fedtide.learn.losses import WSM
 from fedtide.learn.schedules import Constant, Steps
 from fedtide.learn.task import Task
 from fedtide.models import MLP, Linear
@@ -27,6 +27,7 @@ from fedtide.personal.ways import (
     Mixed,
     Mixture,
     merge_networks,
+    predict_personal,
     split_for_gate,
     split_networks,
 )
@@ -147,7 +148,7 @@ def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
     tuned = float(F.cross_entropy(TASK.logits(kept["own"], rows.val.x), rows.val.y))
     assert tuned <= losses[best]
     still = FineTuned(solver=LocalTrainer(lr=1e-12, epochs=1)).fit(NETS, MODELS, rows, NOW, KEY)["own"]
-    assert same(still, MODELS[best]) or torch.allclose(still.params["weight"], MODELS[best].params["weight"])
+    torch.testing.assert_close(still.params, MODELS[best].params, rtol=0, atol=1e-9)
 
 
 def test_a_network_of_its_own_begins_as_it_is_told():
@@ -166,8 +167,15 @@ def test_a_network_of_its_own_has_as_many_classes():
         Networks(Task(lambda: nn.Linear(3, 2))).of(MLP())
 
 
+def test_a_client_without_rows_has_no_expert_of_its_own_and_all_weight_is_on_the_usual_model():
+    found = predict_personal(STILL, NETS, MODELS, 0, [None], X[:2], torch.tensor([0, 0]))
+    torch.testing.assert_close(found.told, log_p(MODELS[0])[:2])
+    assert (found.choice.tolist(), found.weights.tolist()) == ([1, 1], [[0, 1, 0]] * 2)
+
+
 @pytest.mark.parametrize(
-    ("rows", "held", "sizes"), [(12, 0.25, (9, 3)), (2, 0.01, (1, 1)), (1, 0.5, (1, 1)), (5, 0.0, (5, 5))]
+    ("rows", "held", "sizes"),
+    [(12, 0.25, (9, 3)), (2, 0.01, (1, 1)), (2, 0.9, (1, 1)), (1, 0.5, (1, 1)), (5, 0.0, (5, 5))],
 )
 def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, sizes):
     expert, gate = split_for_gate(shard(rows), held, KEY)
@@ -185,9 +193,13 @@ def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_befor
 
 
 def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimizes():
+    """One row of three has class 1: its fraction, 1/3, is not in the loss."""
     task = Task(lambda: nn.Linear(2, 2), WSM(blend=0.0), example=torch.zeros(1, 2))
     made = Networks(task).mixture(None, MLP(hidden=(2,)), 1)
-    assert isinstance(made.loss, CrossEntropy)
+    rows = Shard(torch.zeros(3, 2), torch.tensor([0, 0, 1]), torch.arange(3))
+    log_p = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.5, 0.5]]).log()
+    found = made.loss.value(log_p, rows.y, *made.loss.prepare(rows))
+    assert float(found) == pytest.approx(-math.log(0.9 * 0.6 * 0.5) / 3)
 
 
 def test_a_gate_leaves_the_clients_own_expert_as_it_was_trained_alone():
