@@ -348,6 +348,14 @@ def test_two_classes_for_each_of_twenty_clients_in_order():
     assert ragged[0].tolist() != sorted(np.flatnonzero(y == 0)[: held[0, 0]].tolist())[: len(ragged[0])]
 
 
+def test_a_client_takes_a_tenth_of_an_even_share_or_more():
+    """Four classes of 200 rows, each with two takers: an even share is 100."""
+    y = balanced(4, 200)
+    taken = [classes_held(dealt(LabelsInOrder(), y, 4, 4, seed), y, 4)[0, 0] for seed in range(60)]
+    assert 10 <= min(taken) < 20
+    assert 80 < max(taken) < 100
+
+
 @law
 @given(labeled(), seeds, st.integers(1, 3))
 def test_a_client_has_the_next_classes_that_it_lacks(data, seed, per_client):

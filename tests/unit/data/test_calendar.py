@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedtide.config import read
+from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import IID, Split
 from fedtide.data.population import Population
@@ -84,6 +85,16 @@ def test_what_does_not_fit_is_one_clear_line(make, said):
 def test_as_many_rounds_as_have_a_next_window_are_played():
     people(Calendar(begin="1970-01-02")).check(8)
     assert people(Calendar(begin="1970-01-02"), clock="seconds").plan.windows == 9
+
+
+def test_rows_of_clients_that_have_left_are_not_used():
+    whole, moment = people(Calendar(begin="1970-01-02")), Moment(3, 8)
+    some, own = whole.without(["0"], "left"), whole.parts["train"][0]
+    assert torch.isin(own, whole.training_rows(moment)[0]).any()
+    rows, owner = some.training_rows(moment)
+    assert owner.unique().tolist() == [1, 2, 3]
+    assert not torch.isin(torch.cat([rows, some.trained_on]), own).any()
+    assert len(some.trained_on) == len(whole.trained_on) - len(own)
 
 
 STUDY = """
@@ -183,7 +194,9 @@ def test_a_run_on_a_calendar_resumes_with_the_same_bytes(tmp_path):
 def test_algorithms_play_on_a_calendar(algorithm):
     run = played(on_calendar(algorithm), rounds=4)
     judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
-    for _, scores, slot in judge.scores(run.state):
+    judged = list(judge.scores(run.state))
+    assert [view.name for view, _, _ in judged] == ["train_clients", "held_out_clients", "val"]
+    for _, scores, slot in judged:
         assert float(scores.rows.sum()) > 0
         assert torch.isfinite(scores.loss).all()
         assert slot is None or int(slot.min()) >= 0

@@ -364,16 +364,14 @@ def test_settings_that_make_no_sense_are_refused(part, value):
 
 def test_a_report_says_what_changes_in_words():
     how = ConceptDrift(concepts=TWO, when=Planned(at=(100, 150), to=((1,), (0,))))
-    assert how.words((), "rounds") == (
-        "There are 2 ways to read rows, which differ in labels, and groups of clients change at rounds 100 and 150. "
-    )
+    said = how.words((), "rounds")
+    assert all(words in said for words in ("2 ways", "differ in labels", "rounds 100 and 150"))
     drawn = ConceptDrift(
         drawn=DrawnConcepts(turned=8, colored=8), when=Drawn(every=10, fraction=1.0, to="any", together=False)
     )
-    assert "in angles and colors, and every 10 rounds all of the clients draw one anew, each at a time" in drawn.words(
-        (), "rounds"
-    )
+    said = drawn.words((), "rounds")
+    assert all(words in said for words in ("angles and colors", "every 10 rounds all of the clients"))
+    assert "labels" not in said
     what = ChangePoints(concepts="label-banks", when=Cycle(every=5, present=2))
-    assert what.words((), "rounds", 9).startswith(
-        "A client holds its rows of a few labels and every 5 rounds all clients"
-    )
+    said = what.words((), "rounds", 9)
+    assert all(words in said for words in ("a few labels", "every 5 rounds all clients"))

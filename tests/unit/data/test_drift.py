@@ -1,6 +1,7 @@
 """Streams, drift and swapped labels: chains of events, rows over time, records of runs, and mistakes."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.clusters.representation import Embedding
-from fedtide.core.base import Moment
+from fedtide.core.base import Moment, Scores
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import all_finite
 from fedtide.data.partition import IID, ByDomain, HeldOutClients, Natural, Split
@@ -24,15 +25,17 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import ChangePoints, ClusterDrift, Shift, Stream, What
-from fedtide.data.shift.concept_drift import ClusterDriftPlan
+from fedtide.data.shift.concept_drift import ClusterDriftPlan, Pools
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.what import ENTRY, KEPT, MOST, ROWS, Chain, Recent, count_events
 from fedtide.data.shift.who import Replay
 from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.rounds import heterogeneity
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
+from helpers.handmade import fleet
 from helpers.toys import played, toy
 
 
@@ -221,6 +224,28 @@ def test_parts_that_share_rows_are_no_ground_for_grouped_drift():
     mixed = {**population.parts, "test": population.parts["train"]}
     with pytest.raises(FedtideError, match="row 1 is for training of one client and for tests of another"):
         replace(population, parts=mixed, shift=Shift(what=ClusterDrift(groups=2, labels=2)))
+
+
+def test_validation_rows_are_no_training_rows_of_another():
+    """Rows 0 to 3 are trained on; of the validation rows 2 and 4, and 1 and 5, there remain 4 and 5."""
+    parts = {"train": Ragged.of([[0, 1], [2, 3]]), "val": Ragged.of([[2, 4], [1, 5]])}
+    view = replace(people(partition=IID(clients=2))._view, parts=parts)
+    assert sorted(Pools(view, ClusterDrift()).domains["val", "seen"].rows.tolist()) == [4, 5]
+
+
+def test_the_share_of_one_of_two_labels_has_the_variance_of_its_distribution():
+    """Concentration 1 is 1/2 for each label: variance 1/2 * 1/2 / (1 + 1)."""
+    plan = people(ClusterDrift(groups=2, labels=2, concentration=1.0)).plan
+    state = plan.state(0.0)
+    shares = [plan.shares(0, replace(state, since=np.full(4, number)))[1][0] for number in range(500)]
+    assert np.var(shares) == pytest.approx(0.125, abs=0.02)
+
+
+def test_clients_that_move_go_to_any_other_group():
+    plan = people(ClusterDrift(groups=4, labels=1, every=1, migrate_fraction=1.0, resample_fraction=0.0)).plan
+    groups = [plan.state(r).group.tolist() for r in range(51)]
+    moves = {move for before, after in itertools.pairwise(groups) for move in zip(before, after, strict=True)}
+    assert moves == {(a, b) for a in range(4) for b in range(4) if a != b}
 
 
 # -- change-point files -----------------------------------------------------------------------------------------------
@@ -468,6 +493,15 @@ def test_how_unlike_clients_of_a_cluster_are_is_said_where_they_are_judged(tmp_p
                 assert line["embedding"][name] == pytest.approx(spread(x, cluster, 2), rel=1e-4, abs=2e-6)
 
 
+def test_clients_without_rows_are_not_compared():
+    """In round 5 clients 0 and 2 hold a row each, of labels 0 and 1: L1 distance 2. Client 1 waits."""
+    fleet_of = fleet({}, handmade(Stream(**HAND, empty="wait"), [*GAP, GAP[0]]))
+    fleet_of.begin(Moment(5, 12, 5.0))
+    scores = Scores(torch.arange(3), *torch.ones(3, 3, dtype=torch.float64))
+    judge = Judge(fleet_of.engine.host.algorithm, fleet_of, [])
+    assert heterogeneity(judge, scores, None) == {"heterogeneity": {"within": 2.0, "all": 2.0}}
+
+
 @pytest.mark.parametrize(("kind", "grouped"), [("drift", True), ("concepts", True), ("swaps", False)])
 def test_the_group_of_the_moment_is_kept_where_groups_drift(tmp_path, kind, grouped):
     people, _, seen = told(drifting(kind), tmp_path)
@@ -502,7 +536,9 @@ DRIFTING = ("ifca", "fedtem", "scaffold", "fielding", "flexcfl", "auxo", "feddri
 def test_algorithms_play_with_drift(kind, algorithm):
     run = played(drifting(kind, algorithm), rounds=4)
     judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
-    for _, scores, slot in judge.scores(run.state):
+    judged = list(judge.scores(run.state))
+    assert {"train_clients", "val"} <= {view.name for view, _, _ in judged}
+    for _, scores, slot in judged:
         assert float(scores.rows.sum()) > 0
         assert torch.isfinite(scores.loss).all()
         assert slot is None or int(slot.min()) >= 0

@@ -18,6 +18,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.partition import IID, Dirichlet, HeldOutClients, Partition, Split
 from fedtide.data.population import Population
 from fedtide.data.population_builder import build
+from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.saved import Saved, save
 from fedtide.data.sources import CSV, NPZ, Gaussians
@@ -132,6 +133,14 @@ def test_yesterday_says_the_value_of_the_same_hour():
     rival = curve[kept] - curve.mean()
     assert found["yesterday"] == pytest.approx(1 - (off**2).sum() / (rival**2).sum(), abs=1e-5)
     assert found["yesterday"] > 0.85
+
+
+@pytest.mark.parametrize(("held", "names"), [([0, 1, 24], []), ([0, 24], ["yesterday"]), ([0, 24, 25], ["yesterday"])])
+def test_a_rival_is_left_out_if_fewer_than_half_of_the_rows_have_its_value(held, names):
+    """Hours 24 and 25 have a yesterday, hours 0 and 1 have none."""
+    people = build(hours(2, np.arange(48.0)), IID(clients=1))
+    people = replace(people, parts={**people.parts, "train": Ragged.of([held])})
+    assert list(people.baselines(people.clients, NOW, "train")) == names
 
 
 @pytest.mark.parametrize(("delay", "rivals"), [(None, 2), ("1d", 2), ("25h", 1), ("7d", 1), ("8d", 0)])

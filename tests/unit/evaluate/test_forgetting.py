@@ -152,17 +152,21 @@ class _Wider(nn.Module):
 
 
 def test_of_several_labels_the_first_of_each_row_is_its_class_and_of_numbers_there_is_none(tmp_path):
+    """Client 0 has the rows whose first label is 1, the others share the rest: a class in common have 1 and 2 alone."""
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    client = torch.where(x[:, 0] > 0, 0, 1 + torch.arange(60) % 2)
     study = {
         "rounds": 2,
         "forgetting": {"rounds": [1], "part": "test"},
-        "data": {"source": {"x": x, "y": (x > 0).float(), "client": torch.arange(60) % 3}, "target": "labels"},
+        "data": {"source": {"x": x, "y": (x > 0).float(), "client": client}, "target": "labels"},
         "model": "linear",
-        "method": [{"algorithm": "fedavg", "cohort": 3}],
+        "method": [{"algorithm": "fedavg", "cohort": 3, "local": {"lr": 3.0}}],
     }
     ft.run(study, tmp_path / "run", quiet=True)
     line = json.loads((tmp_path / "run" / "fedavg" / "0" / "forgetting.jsonl").read_text())
-    assert line["forgetting"]["mean"] is not None
+    fallen = np.array(line["accuracy"]["received"]) - np.array(line["accuracy"]["local"])
+    assert line["forgetting"]["mean"] == pytest.approx(fallen[~np.eye(3, dtype=bool)].mean())
+    assert line["forgetting"]["apart"] == pytest.approx(np.mean([*fallen[0, 1:], *fallen[1:, 0]])) != 0
     with pytest.raises(FedtideError, match=r"forgetting: found 'a table', but data.target is 'number'; allowed: none"):
         from_dict({**study, "data": {"target": "number"}})
 

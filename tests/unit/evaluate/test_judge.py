@@ -10,7 +10,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.evaluate.metrics import summarized
-from fedtide.evaluate.rounds import rows_in, weight_in
+from fedtide.evaluate.rounds import describe, rows_in, weight_in
 from fedtide.runs.build import host_of, population_of
 from helpers.handmade import people
 from helpers.toys import played, toy
@@ -182,6 +182,19 @@ def test_where_clients_adapt_or_complete_what_was_sent_it_says_nothing():
     for name in ("ifca", "aem", "fedem", "fedper", "fedbabu"):
         run, who = judge(name)
         assert who.participants(run.state, torch.arange(8)) == {}
+
+
+def test_who_has_left_is_no_participant_and_puts_no_samples_through_a_model():
+    """Everyone is asked, and would train two epochs of 8 rows; client 0 has left."""
+    experiment = toy("fedavg", {"cohort": "everyone", "local": {"lr": 0.1, "epochs": 2}}, shift={"who": "always"})
+    host = host_of(experiment, experiment.method[0], 0)
+    people = host.population.without(["0"], "left")
+    run = played(experiment, rounds=1, host=replace(host, population=people))
+    line = describe(run.steps[-1], Judge(host.algorithm, run.fleet, []), {})
+    there = torch.arange(1, 8)
+    assert (line["asked"], line["answered"]) == (8, 7)
+    assert line["groups"].tolist() == people.group[there].bincount().tolist()
+    assert line["samples"] == 2 * 7 * 8
 
 
 def test_judging_changes_nothing():

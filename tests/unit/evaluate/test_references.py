@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,16 @@ def test_a_tree_is_fitted_again_only_if_rows_change():
     arriving = References(table(calendar=True), ("tree",))
     numbers = [id(arriving._trees(Moment(number, 100, 0.0))) for number in range(10)]
     assert len(set(numbers[:5])) == len(set(numbers[5:])) == 1
+
+
+def test_where_rows_arrive_a_tree_is_of_the_latest(monkeypatch):
+    """Of all rows that are known the last two are of class 1."""
+    monkeypatch.setattr("fedtide.evaluate.references.MOST", 2)
+    people = table(calendar=True)
+    y = torch.zeros_like(people.rows.y)
+    y[sorted(row for _, row in parts(people)[0])[-2:]] = 1
+    people = replace(people, rows=replace(people.rows, y=y))
+    assert predict(people.target, References(people, ("tree",))._trees(NOW), people.rows.x[:3]).tolist() == [1] * 3
 
 
 def test_labels_that_are_all_the_same_need_no_tree():

@@ -22,7 +22,8 @@ from fedtide.learn.task import Task
 from fedtide.remote.offline import near_fleet
 from fedtide.runs.build import algorithm_of
 from fedtide.tuning.between_clients import (
-    Played,
+    Difference,
+    State,
     added,
     empty,
     kinds_of,
@@ -102,6 +103,35 @@ def test_differences_are_paired_by_clients():
     assert math.isnan(empty((0, 1), 2).score(1))
 
 
+def test_clients_that_are_asked_twice_are_no_more_clients():
+    """Differences 1, 1, 0, 0 twice: mean 1/2, variance 1/3, error sqrt(1/12), of 4 clients as if asked once."""
+    twice = Difference.of(8.0, 4.0, 4.0, 2)
+    assert twice == Difference.of(4.0, 2.0, 2.0, 1)
+    assert (twice.mean, twice.error, twice.margin) == pytest.approx((0.5, 0.2887, 0.9187), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"), [((-1.0, -1.0, 0.0, 0.0), "cannot be told apart"), ((-1.0, -1.0, -1.0, -0.9), "behind")]
+)
+def test_an_entry_is_behind_if_the_interval_of_the_difference_lies_below_0(differences, verdict):
+    """Means -0.5 and -0.975, margins 0.919 and 3.182 * 0.025."""
+    found, rung = torch.tensor(differences).double(), empty((0, 1), 2)
+    rung.apart[1, 0] = torch.tensor([4.0, float(found.sum()), float((found**2).sum())])
+    rung.scores[:] = torch.tensor([[4.0, 4.0, 4.0], [4.0, 4.0 + float(found.sum()), 4.0]])
+    state = State((None, None), (0, 1), empty((0, 1), 2), (replace(rung, times=1),))
+    assert [row.verdict for row in standings(state, ["one", "other"])] == ["highest", verdict]
+
+
+def test_scores_are_compared_with_those_before_them_in_the_same_round(monkeypatch):
+    """Two rounds, both judged by 6 clients."""
+    monkeypatch.setattr("fedtide.tuning.between_clients.JUDGED", 1)
+    (rung,) = last(host_with(entered(SLOW, FAST)), 2).rungs
+    assert (rung.times, rung.scores[:, 0].tolist(), float(rung.apart[1, 0, 0])) == (2, [12.0] * 2, 12.0)
+    assert rung.apart[1, 0, 1] == pytest.approx(float(rung.scores[1, 1] - rung.scores[0, 1]))
+    assert rung.apart[1, 0, 1] > 0
+    assert not rung.apart[0, 1].any()
+
+
 def test_the_better_half_of_the_methods_plays_on_and_of_each_its_better_entry():
     assert kinds_of(written_out((SLOW, FAST, IFCA))) == ["slow", "slow", "IFCA"]
     assert rung_ends(8, 4) == (4, 8)
@@ -109,12 +139,14 @@ def test_the_better_half_of_the_methods_plays_on_and_of_each_its_better_entry():
     state = last(one, 4)
     assert [rung.rounds for rung in state.rungs] == [2, 4]
     assert state.rungs[0].entries == (0, 1, 2, 3, 4)
-    assert len(state.playing) == 2
+    first = state.rungs[0]
+    ranked = sorted((max((0, 1), key=first.score), 2, 3, 4), key=first.score)
+    assert set(state.rungs[1].entries) == set(state.playing) == set(ranked[2:])
     assert 0 not in state.playing
     rows = standings(state, ["slow", "fast", "IFCA", "alone", "FedProx"])
     assert (rows[0].verdict, rows[0].difference, len(rows)) == ("highest", None, 5)
     assert {row.verdict for row in rows if row.rounds == 2} == {"dropped"}
-    assert all(0 <= row.score.mean <= 1 for row in rows)
+    assert rows[0].score.mean == max(map(state.rungs[1].score, state.playing)) > 1 / 3
 
 
 def test_of_two_methods_the_worse_entry_of_each_is_dropped():
@@ -174,4 +206,3 @@ def test_without_validation_rows_nothing_is_judged():
         one.algorithm.check(bare)
     with pytest.raises(FedtideError, match="at most 3, the registered clients"):
         one.algorithm.check(build(people().rows, IID(clients=3), split=Split(val=0.2, test=0.2)))
-    assert Played(0, None).entry == 0

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.config import resolved
 from fedtide.core.base import Scores
-from fedtide.tuning.tune import Curve, Trial, best_of, bounds, hopeless, late
+from fedtide.tuning.tune import Call, Curve, Trial, best_of, bounds, hopeless, late, play_trial
+from helpers.toys import toy
 
 
 def trial(number, accuracy, *curves, state="finished"):
@@ -69,6 +71,22 @@ def test_there_is_no_bound_from_too_few_trials_and_others_than_finished_do_not_c
 )
 def test_a_trial_is_ended_that_was_never_as_good_as_the_median_is_now(accuracy, ends):
     assert hopeless(Curve(0, (2, 4, 8)[: len(accuracy)], accuracy), bounds(FOUR)) is ends
+
+
+@pytest.mark.parametrize(("seeds", "state"), [((0,), "finished"), ((0, 1), "pruned")])
+def test_at_its_last_evaluation_a_trial_is_finished(seeds, state, monkeypatch):
+    """Accuracy 0.5 after both rounds, where the median is 0.4 and 0.6."""
+    half = Scores(torch.tensor([0]), *torch.tensor([[2.0], [1.0], [1.0]]).double())
+    monkeypatch.setattr("fedtide.tuning.tune.judged", lambda *_: iter([(1, half), (2, half)]))
+    known = {0: {"": {1: 0.4, 2: 0.6}}}
+    call = Call(Trial("s", "A", 0, {}), resolved(toy("fedavg", rounds=2)), seeds, known, "")
+    ended = []
+
+    def outcome():
+        ended.append((yield from play_trial(call, lambda: False)))
+
+    list(outcome())
+    assert [trial.state for trial in ended] == [state]
 
 
 def test_the_best_is_the_first_of_the_highest():
