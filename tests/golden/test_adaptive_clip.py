@@ -13,7 +13,7 @@ import torch
 from fedtide.core.base import Weighted
 from fedtide.wire.accounting import Plan
 from fedtide.wire.clip import Adaptive, Clip, adapted
-from fedtide.wire.ledger import LEDGER, Ledger
+from fedtide.wire.ledger import LEDGER, Ledger, Line
 from fedtide.wire.noise import Release, deviations, groups_of
 from fedtide.wire.pipeline import Opening, Wire
 from fedtide.wire.vector import as_vector, form_of, opened
@@ -109,3 +109,24 @@ def test_a_server_that_goes_on_has_the_same_bounds(tmp_path):
         form, _ = played(server(path=tmp_path / LEDGER), number)
     assert form.leaves[0].bound == whole.ledger.lines[-1].bounds["delta"]
     assert server(path=tmp_path / LEDGER).ledger.lines == whole.ledger.lines
+
+
+def bound_after(*slots, bound=1.0):
+    """The bound of round 1, after slots of round 0 with their clients and the share of these within the bound."""
+    step = server()
+    for slot, (clients, share) in enumerate(slots):
+        about = {"ask": 0, "question": "train", "slot": slot, "z": 1.0, "clients": clients, "sha256": "a"}
+        step.ledger.add(Line(round=0, bounds={"delta": bound}, within={"delta": share}, **about))
+    return step.add_bounds(FORM, 1).leaves[0].bound
+
+
+def test_shares_of_slots_weigh_as_their_clients():
+    """Three clients of four are within, which is the quantile, so the bound stays."""
+    assert bound_after(((0, 1, 2), 1.0), ((3,), 0.0)) == 1.0
+
+
+def test_bounds_stay_where_fixed_point_has_room():
+    """1e-6 would become 1e-6 * 2^-(1/4); four clients have room for half of 2^29 / 4 = 2^27 each."""
+    assert bound_after(((0, 1, 2, 3), 1.0), bound=1e-6) == 1e-6
+    wide = Release(Clip(BOUNDS | {"delta": 1e9}, HOW), Ledger(Plan(9, 9), 1.0, 1e-5), lambda *_: torch.zeros(0))
+    assert wide.add_bounds(FORM, 0).leaves[0].bound == 2.0**26

@@ -47,6 +47,20 @@ def test_what_nobody_sent_is_none_or_left_out():
     assert as_total(FORM, as_vector(FORM, SECOND), FIRST)["loss"] == Sum(0.0, 0.0)
 
 
+def test_a_slot_whose_weights_cancel_is_there():
+    """Of two values in slot 0 the sums weigh 1 and -1, as noise may have it; slot 1 has nothing."""
+    like = {"models": Slotted({0: {"a": Weighted(0.0), "b": Weighted(0.0)}}, 2)}
+    made = as_total(form_of(like, 1), torch.tensor([3.0, 1.0, 0.0, 0.0, 2.0, -1.0, 0.0, 0.0]), like)
+    assert made["models"] == [{"a": Sum(3.0, 1.0), "b": Sum(2.0, -1.0)}, None]
+
+
+def test_a_slot_cannot_have_more_clients_than_the_sum():
+    """Behind the values of two slots stands of how many clients each is: 3 of 1, and 0."""
+    form = Form((Leaf("models", 1, slots=2),), 4, counted=True)
+    vector = torch.tensor([0.5, 1.0, 0.0, 0.0, 3.0, 0.0])
+    assert Wire().fault(quantized(vector, 4), form, 1, 1.0) == "total: found 3 clients in a slot, allowed: 0 to 1"
+
+
 def test_fixed_point_by_hand():
     """1.5 is 1.5 * 2^34; -1 wraps to 2^64 - 2^34 as an unsigned number; a third of 2^-34 is rounded away."""
     assert BITS == 34

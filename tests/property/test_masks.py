@@ -196,3 +196,9 @@ def test_keys_are_signed_by_registered_ones():
     )
     with pytest.raises(FedtideError, match=r"^node 'c': nobody knows it$"):
         strict.check({**bundles, "a": strict.bundle})
+
+
+def test_two_nodes_cannot_have_one_key():
+    node, other = Masker("run", "a"), Masker("run", "b").bundle
+    with pytest.raises(FedtideError, match="two nodes have the same key for masks"):
+        node.check({"a": node.bundle, "b": other, "c": other})

@@ -499,3 +499,11 @@ def test_tries_whose_secrets_are_kept_are_few():
     assert len(node._dealt) == masks.KEPT
     with pytest.raises(FedtideError, match="dealt once in a try"):
         node.deal(replace(CONTEXT, attempt="0"), 0, names, 2)  # other shares under the same keys would tell both
+
+
+def test_what_opens_a_sum_is_for_one_choice_of_parts_and_of_those_who_vanished():
+    made = cohort(list(range(7)), [[0, 0]] * 7)
+    shown = [
+        made.at[0].show(CONTEXT, 0, range(7), 2, parts, lost) for parts, lost in (((0,), ()), ((1,), ()), ((0,), (2,)))
+    ]
+    assert len({each.opens[1] for each in shown}) == 3

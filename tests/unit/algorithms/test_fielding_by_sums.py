@@ -1,11 +1,14 @@
 """Fielding by sums: what it refuses, what its server is never told, and few clients."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fedtide.clusters.kmeans_by_sums import Groups, split
+from fedtide.clusters.distance import Joint
+from fedtide.clusters.kmeans_by_sums import Groups, group_questions, scaled_by_sums, split, sum_cells
+from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.laws.case import Case
 from helpers.toys import played, toy
@@ -89,3 +92,30 @@ def test_cells_are_split_along_the_first_of_what_varies_most():
     cells = Groups(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64), variance)
     _, points = split(cells, 2)
     assert (points[0] != 0).tolist() == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize(("vanished", "sizes"), [((), [2, 2]), ((0,), [4])])
+def test_a_cell_stays_whole_if_one_of_its_clients_vanished(vanished, sizes):
+    """Of 0, 1, 2 and 3 client 0 answers until all are summed; else the cells would be {0, 1} and {2, 3}."""
+    works, asked = group_questions(1), []
+
+    def ask(question, clients, payload):
+        asked.append(question)
+        total = None
+        for client in clients.tolist():
+            if len(asked) <= 2 or client not in vanished:
+                memory = {"reported": torch.tensor([float(client)], dtype=torch.float64)}
+                total = sums.add(total, works[question](payload, memory, None, None, None).total)
+        return SimpleNamespace(total=sums.finish(total))
+
+    whole, cells, _ = sum_cells(SimpleNamespace(ask=ask), torch.arange(4), "l1", 1, 2)
+    assert (whole.sizes.tolist(), cells.sizes.tolist()) == ([4], sizes)
+
+
+def test_scales_of_shares_from_their_variance():
+    """Two clients: (x - y)^2 is 2 * 0.01 * 2 = 0.04 on average. Then js is sqrt((0.04/0.25 + 0.04/0.75) / 8), and l1 is
+    twice the mean sqrt(0.08 / pi) of a normal number without its sign."""
+    means, variance = (torch.tensor([row], dtype=torch.float64) for row in ([0.25, 0.75] * 2, [0.01] * 4))
+    whole = Groups(means, torch.tensor([2.0]), variance)
+    scaled = scaled_by_sums(Joint(("js", "l1"), (2, 2), (1.0, 1.0)), whole)
+    assert scaled.scales == pytest.approx((0.163299, 0.319154), rel=1e-5)

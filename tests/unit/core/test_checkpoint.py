@@ -19,10 +19,10 @@ def state(number: float) -> Weights:
     return Weights({"w": torch.full((8,), float(number))}, {"mean": torch.zeros(1)})
 
 
-def saved(folder: Path, number: int, *, config: str = "abc", memory: MemoryStore | None = None) -> None:
+def saved(folder: Path, number: int, *, config: str = "abc", memory: MemoryStore | None = None, stay=()) -> None:
     start = Start(state(number), number, 1.5 * number)
     marks = {"rounds.jsonl": Mark(10 * number, "0" * 64)}
-    checkpoint.save(folder, start, memory or MemoryStore(None), config=config, marks=marks)
+    checkpoint.save(folder, start, memory or MemoryStore(None), config=config, marks=marks, keep=stay)
 
 
 def keep(memory: MemoryStore, client: int, version: tuple[int, int], row) -> None:
@@ -79,6 +79,20 @@ def test_a_checkpoint_of_the_same_round_replaces_the_old_one(tmp_path):
     saved(tmp_path, 3, config="new")
     assert names(tmp_path) == ["00000003"]
     assert loaded(tmp_path, "new")[0].round == 3
+    assert [number for number, _ in checkpoint.check(tmp_path, config="new").marks] == [3]
+
+
+def test_memory_of_an_earlier_round_leaves_that_of_the_newest_checkpoint(tmp_path):
+    memory = MemoryStore(tmp_path / "memory", small=0)
+    for number in (2, 4):
+        keep(memory, 1, (number - 1, 0), {"c": torch.full((1,), float(number))})
+        saved(tmp_path / "c", number, memory=memory, stay=[2])
+    early, newest = (MemoryStore(tmp_path / "memory", small=0) for _ in range(2))
+    checkpoint.kept_memory(tmp_path / "c", 2, early)
+    assert same(early.read(1, (2, 0)), {"c": torch.tensor([2.0])})
+    loaded(tmp_path / "c", memory=newest)
+    newest.check_files()
+    assert same(newest.read(1, (4, 0)), {"c": torch.tensor([4.0])})
 
 
 # -- a crash while it is written ---------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from fedtide.config import from_dict
-from fedtide.core.base import Shard, Weights
+from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.fast.stacks import FuncStack
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import CrossEntropy
 from fedtide.learn.task import Task, logits_and_features, with_branches
 from fedtide.models import LoRA, Python, Transformer, save_adapters
@@ -114,7 +115,9 @@ def test_branches_of_adapters_begin_at_the_base_and_differ():
 def test_training_leaves_the_base_as_it_is():
     task = task_for()
     before = {name: value.clone() for name, value in task.scratch.module.named_parameters() if "lora" not in name}
-    task.scratch.load(task.init(Rng(1)), train=True)
+    shard = Shard(X[:8], torch.arange(8) % 3, torch.arange(8))
+    trained = LocalTrainer(lr=0.5)(task, CrossEntropy(), task.init(Rng(1)), shard, Moment(0, 1), Rng(0)).weights
+    assert all(value.any() for name, value in trained.params.items() if "lora_B" in name)
     for name, value in task.scratch.module.named_parameters():
         if isinstance(value, BaseParameter):
             assert torch.equal(value, before[name])

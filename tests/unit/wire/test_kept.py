@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_lines
+from fedtide.core.record import ASKS, read_lines
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
@@ -27,7 +27,7 @@ from fedtide.runs.privacy import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan
-from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, digest, eligible, read, safe_of
+from fedtide.wire.ledger import LEDGER, Ledger, Line, Safe, check_released, digest, eligible, read, safe_of
 from fedtide.wire.noise import SystemNoise, normal, simulated_noise
 
 BOUNDS = {
@@ -282,6 +282,20 @@ def test_released_sums_of_rounds_that_are_over_go_to_the_record(tmp_path):
     assert [path.name for path in sorted(tmp_path.glob("*/*.all"))] == ["2.0.all", "1.0.all"]
     assert safe.read_sum(lines[0]) is None
     assert [safe.read_sum(each).tolist() for each in lines[1:]] == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_a_released_sum_of_the_last_round_that_is_gone_is_found(tmp_path):
+    record, made = tmp_path / "run" / "toy" / "0", torch.zeros(2, dtype=torch.float64)
+    about = {"ask": 0, "question": "train", "slot": None, "z": 1.0, "bounds": {}, "clients": (0,)}
+    line = Line(round=1, sha256=digest(made), **about)
+    safe_of(record).keep(line, made)
+    safe_of(record).settle(2, [line])
+    (record / LEDGER).write_text(line.model_dump_json() + "\n")
+    (record / ASKS).write_text(json.dumps({"round": 1, "asks": [{"answered": [0]}]}) + "\n")
+    check_released(record, 2)
+    (record / "released" / "1.0.all").unlink()
+    with pytest.raises(FedtideError, match=r"1\.0\.all: missing"):
+        check_released(record, 2)
 
 
 def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):

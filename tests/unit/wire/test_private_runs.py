@@ -440,32 +440,34 @@ UNIFORM = {"cohort": {"kind": "uniform", "clients_per_round": 4}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "sampled"),
+    ("changes", "drawn"),
     [
-        ({"shift": {"who": "always"}}, True),
-        ({"shift": {"who": "always"}, "options": {"cohort": {"kind": "in-turn", "clients_per_round": 4}}}, False),
-        ({"shift": {"who": "always"}, "options": {"cohort": 4}}, False),
-        ({"shift": {"who": {"kind": "periodic", "period": 4}}}, False),
-        ({"shift": {"who": "always"}, "noise": "banded"}, False),
-        ({"shift": {"who": "always"}, "distance": 2}, False),
-        ({"shift": {"who": "always"}, "options": {"cohort": {**UNIFORM["cohort"], "deadline": 9.0}}}, False),
-        ({"shift": {"who": "always"}, "times": 3}, False),
-        ({"shift": {"who": "always"}, "options": {**UNIFORM, "transforms": [{"kind": "robust", "bucket": 2}]}}, False),
-        ({"shift": {"who": "always"}, "liars": {"share": 0.5, "attack": "absent"}}, False),
+        ({"shift": {"who": "always"}}, 4),
+        ({"shift": {"who": "always"}, "options": {"cohort": {"kind": "in-turn", "clients_per_round": 4}}}, None),
+        ({"shift": {"who": "always"}, "options": {"cohort": 4}}, None),
+        ({"shift": {"who": {"kind": "periodic", "period": 4}}}, None),
+        ({"shift": {"who": "always"}, "noise": "banded"}, None),
+        ({"shift": {"who": "always"}, "distance": 2}, None),
+        ({"shift": {"who": "always"}, "options": {"cohort": {**UNIFORM["cohort"], "deadline": 9.0}}}, None),
+        ({"shift": {"who": "always"}, "times": 3}, None),
+        ({"shift": {"who": "always"}, "options": {**UNIFORM, "transforms": [{"kind": "robust", "bucket": 2}]}}, None),
+        ({"shift": {"who": "always"}, "liars": {"share": 0.5, "attack": "absent"}}, None),
+        ({"shift": {"who": "always"}, "data": {"without_clients": ["7"]}}, None),
+        ({"shift": {"who": "always"}, "options": {"cohort": {**UNIFORM["cohort"], "over_selection": 1.5}}}, 6),
     ],
 )
-def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
+def test_only_uniform_draws_among_all_clients_gain_by_them(changes, drawn):
     changes = dict(changes)
     options, shift = changes.pop("options", UNIFORM), changes.pop("shift")
-    liars = changes.pop("liars", None)
+    more = {"liars": changes.pop("liars", None), "data": changes.pop("data", {})}
     experiment = private("fedavg", options=options, **{"distance": None, "noise": "plain"} | changes)
     tables = experiment.model_dump(include={"shift"}) | {"shift": shift}
-    experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), liars=liars, **tables)
+    experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), **more, **tables)
     host = host_of(experiment, experiment.method[0], 0)
     plan = plan_of(experiment.wire.privacy, experiment, experiment.method[0], host)
-    assert (plan.sampling == Sampling(4, 8)) if sampled else plan.sampling is None
+    assert plan.sampling == (Sampling(drawn, 8) if drawn else None)
     period = 4 if shift["who"] != "always" else 1
-    if not sampled:
+    if not drawn:
         assert plan.distance == (experiment.wire.privacy.distance or period)
 
 

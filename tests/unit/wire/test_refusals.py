@@ -4,6 +4,7 @@ import pytest
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
+from fedtide.fleets.engines import Host
 from fedtide.laws.case import toy
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
@@ -12,7 +13,7 @@ from helpers.variants import variants_of
 SECURE = {"secure": True}
 
 
-def host(name: str, **changes: object) -> object:
+def host(name: str, **changes: object) -> Host:
     options = dict(variants_of(name).get("", {}))
     study = toy(name, options, wire=SECURE, **changes)
     return host_of(study, study.method[0], 0)
@@ -37,7 +38,7 @@ def test_methods_whose_server_sees_an_update(name, words):
 def test_all_others_of_the_registry_pass():
     refused = {"auxo", "cfl", "fedasync", "fedbuff", "fedccfa", "fedpac", "feroma", "fesem", "flexcfl"}
     for name in REGISTRY.keys() - refused - {"fedgmm", "pfedem", "scsgd"}:  # the last ones need options
-        host(name)
+        assert host(name).wire.secure
 
 
 def test_a_cohort_that_no_sum_could_be_opened_of():

@@ -8,12 +8,12 @@ import torch
 
 from fedtide.core.base import Slotted, Weighted
 from fedtide.core.errors import FedtideError
-from fedtide.wire.accounting import Plan, coefficients, epsilon_of
+from fedtide.wire.accounting import Plan, Sampling, coefficients, epsilon_of
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger, Line, eligible, read
-from fedtide.wire.noise import Release, deviations, groups_of, simulated_noise
+from fedtide.wire.noise import Release, deviations, groups_of, noised, simulated_noise
 from fedtide.wire.pipeline import Opening
-from fedtide.wire.vector import form_of
+from fedtide.wire.vector import BITS, form_of
 
 BOUNDS = {"delta": 1.0, "models": 1.0}
 TOTAL = {"delta": Weighted(torch.zeros(3), 1.0), "models": Slotted({0: Weighted(torch.zeros(2), 1.0)}, 2)}
@@ -82,6 +82,27 @@ def test_two_sums_never_have_the_same_noise():
             zeros = torch.zeros(FORM.size, dtype=torch.float64)
             seen.append(step.release(zeros, opening(number, clients, ask, question, slot))[0].item())
     assert len(set(seen)) == len(seen) == 10
+
+
+def test_the_noise_that_finds_readable_slots_is_that_of_the_release():
+    drawn, form = [], form_of(TOTAL, 5, counted=True)
+
+    def draw(*given):
+        drawn.append(given)
+        return simulated_noise(0)(*given)
+
+    step = Release(Clip(BOUNDS), Ledger(Plan(9, 9), 1.0, 1e-5), draw)
+    step.find_readable(torch.ones(2), opening(0, form=form))
+    step.release(torch.zeros(form.end, dtype=torch.float64), opening(0, form=form))
+    assert drawn == [("train/0/None", 0, form.end)]
+
+
+def test_noise_is_on_the_grid_of_sums():
+    """A multiple of sqrt(2) is on no grid."""
+    whole = torch.full((FORM.size,), 100.0, dtype=torch.float64)
+    released = noised(whole, FORM, BOUNDS, 1.0, torch.full_like(whole, math.sqrt(2)))
+    assert (released != whole).sum() == FORM.size - 1
+    assert (released * 2.0**BITS % 1 == 0).all()
 
 
 def test_a_round_before_the_first_and_another_form_are_refused():
@@ -159,3 +180,35 @@ def test_epsilon_so_far():
     ledger.add(line(9, (0,)))  # its column has one entry, not three
     assert ledger.epsilon() <= PLAN.epsilon(4.0, 1e-5)
     assert PLAN.epsilon(4.0, 1e-5) == pytest.approx(epsilon_of(math.sqrt(2 * norm + norm) / 4, 1e-5), rel=0.2)
+
+
+SCORES = "score test client"
+
+
+def drawing(releases=1, sampling=Sampling(1, 8, poisson=True), scores=Plan(6, 3), lines=()):
+    return Ledger(Plan(6, 6, releases=releases, sampling=sampling), 4.0, 1e-5, None, lines, Ledger(scores, 40.0, 1e-5))
+
+
+def test_scores_beside_four_sums_of_a_draw_spend_more_than_the_sums():
+    pytest.importorskip("dp_accounting")
+    ledger = drawing(releases=4)
+    assert ledger.whole >= ledger.plan.epsilon(4.0, 1e-5)
+
+
+def test_draws_of_a_round_have_the_noise_of_all_its_sums_and_the_scores_until_then():
+    """Four sums at z = 4 are one at 4 / sqrt(4) = 2; one evaluation at z = 40 moves a client by 1/40."""
+    draws = drawing(releases=4, lines=[line(1, question=SCORES), line(3, question=SCORES)]).draws(1)
+    assert draws["sampled"]["z"] == 2.0
+    assert draws["scored"] == epsilon_of(1 / 40, 1e-5)
+
+
+def test_a_client_is_in_one_sum_of_scores_of_a_round_if_one_is_planned():
+    ledger = Ledger(PLAN, 1.0, 1e-5, score_ledger=Ledger(Plan(6, 3, releases=1), 40.0, 1e-5))
+    ledger.add(line(1, (3,), question=SCORES))
+    with pytest.raises(FedtideError, match="asks a client more questions than planned"):
+        ledger.add(line(1, (3,), ask=1, question="score val client"))
+
+
+def test_more_clients_than_are_drawn_are_one_draw_only_if_each_tosses_a_coin():
+    said = [drawing(sampling=Sampling(2, 8, coins)).objection(line(0, (0, 1, 2))) for coins in (False, True)]
+    assert said == ["is not one draw from all clients", None]

@@ -186,6 +186,7 @@ def test_runs_stop_by_what_they_are_told(tmp_path):
 def test_sums_of_few_clients_are_not_opened(tmp_path):
     lines = play(private(fewest=3), tmp_path)
     entries = [line["scores"] for line in lines if "scores" in line]
+    assert entries
     assert all(entry["held_out_clients"] == {} and entry["val"] for entry in entries)
     assert all(len(line.clients) >= 3 for line in read(tmp_path / "toy" / "0" / "ledger.jsonl"))
 
@@ -193,10 +194,11 @@ def test_sums_of_few_clients_are_not_opened(tmp_path):
 def test_choices_read_what_is_told():
     experiment = private()
     judge = judge_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    for _, judged in evaluated(judge, rounds=2, seed=0, every=2):
-        for _, scores, _ in judged or ():
-            assert scores.headline == scores.by_sum.accuracy != scores.accuracy
-            assert math.isnan(replace(scores, by_sum=None).headline)
+    told = [entry for _, judged in evaluated(judge, rounds=2, seed=0, every=2) for entry in judged or ()]
+    assert told
+    for _, scores, _ in told:
+        assert scores.headline == scores.by_sum.accuracy != scores.accuracy
+        assert math.isnan(replace(scores, by_sum=None).headline)
 
 
 @pytest.mark.parametrize("scores", [50.0, None])
@@ -231,6 +233,7 @@ def test_sums_without_noise_under_privacy_are_refused():
 
 def test_sums_alone_tell_the_mean_and_nothing_else(tmp_path):
     lines = play(toy("fedavg", {}, wire={"sum_scores": True}), tmp_path)
+    assert any(line["scores"]["val"] for line in lines if "scores" in line)
     for line in lines:
         for view, entry in line.get("scores", {}).items():
             if view == "held_out_clients":  # two, of whom no sum is opened
@@ -250,6 +253,13 @@ def test_parts_of_rows_that_are_not_judged_cost_nothing():
     algorithm = host_of(private(), private().method[0], 0).algorithm
     one = private(changes={"eval_splits": ["val"]})
     assert plan_of_scores(one, algorithm).moved == math.sqrt(3)
+
+
+def test_each_use_of_a_model_and_the_last_evaluation_are_in_the_budget():
+    """Six rounds, judged every two, on two parts, of two uses: 3 x 2 x 2 sums. Five rounds have 3 evaluations, too."""
+    algorithm = host_of(private(), private().method[0], 0).algorithm
+    assert plan_of_scores(private(), replace(algorithm, others={"x": algorithm})).moved == pytest.approx(math.sqrt(12))
+    assert plan_of_scores(private(changes={"rounds": 5}), algorithm).moved == pytest.approx(math.sqrt(6))
 
 
 def test_rows_that_are_still_to_come_are_in_the_budget():
