@@ -99,7 +99,7 @@ def _as_file(value: Any) -> Any:
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
 FILLED = {("Method", "name")}
-"""Keys that a file may leave out, and the reading fills."""
+"""Keys that a file may leave out, because reading fills them."""
 
 
 def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:

@@ -101,7 +101,7 @@ class Method(Strict):
     """Method of a comparison: a named algorithm with its settings, and a shift of its own if it has one.
 
     Args:
-        name: in the report; None means that of the algorithm. Transforms and the safe form follow it in brackets, as in
+        name: in the report; None means the algorithm's name. Transforms and the safe form follow it in brackets, as in
             "IFCA (safe)".
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.

@@ -100,7 +100,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def tags(kind: Any) -> tuple[str, ...]:
-    """The spellings of `kind` (or `by`) that choose a table among others; none if it has neither.
+    """The word of `kind` (or `by`) that chooses a table among others, in a tuple; an empty one if it has none.
 
     >>> from fedtide.cohorts import Everyone
     >>> tags(Everyone)

@@ -50,8 +50,8 @@ PROTOCOL = 5
 """Version of headers and payloads; a node refuses questions of another."""
 
 Sent = tuple[tuple[WorkHeader | ScoreHeader, str], dict[str, Any], bytes, tuple[Any, ...]]
-"""An answer that may be sent again, header and payload, between its question and the owner's rules that shaped it. Of
-the question: the header, but for what is another when it comes again, and the digest of the payload."""
+"""An answer that may be sent again: its question, its header, its payload, and the owner's rules on what it says. The
+question is the header, but for what is another when it comes again, and the digest of the payload."""
 
 ONCE = {"members": 0, "deadline": 0.0, "settled": {}, "mask": None, "best": None}
 """Values of a header that are others when a question comes again."""
@@ -60,7 +60,7 @@ EXACT = "its study allows scores in sums alone"
 """Reason for which a client is not judged by itself."""
 
 CHANGED = "the rules of its owner have changed since it answered this"
-"""Reason for which an answer does not leave again: both together would tell of a client what a sum hides."""
+"""Reason to hold an answer back: with the one before it would tell of a client what a sum hides."""
 
 UNKNOWN = "it is no evaluation of its study"
 """Reason for which a client is not judged in another use of the state than the method has."""

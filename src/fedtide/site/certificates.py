@@ -255,9 +255,8 @@ def _write_pair(folder: Path, name: str, signer: Any, host: str | None, valid: t
     key = primitives.asymmetric.ec.generate_private_key(primitives.asymmetric.ec.SECP256R1())
     certificate = _certificate(signer or key, host, key, valid)
     _write_key(folder / f"{name}.key", key, "PKCS8")
-    write_bytes(
-        folder / f"{name}.crt", certificate.public_bytes(primitives.serialization.Encoding.PEM), PUBLIC, new=True
-    )
+    content = certificate.public_bytes(primitives.serialization.Encoding.PEM)
+    write_bytes(folder / f"{name}.crt", content, PUBLIC, new=True)
 
 
 def _write_key(path: Path, key: Any, form: str) -> None:

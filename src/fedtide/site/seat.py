@@ -417,8 +417,8 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 REFUSALS, REFUSED_OF = 100, 100
-"""Refused questions of a minute that are written down, with as many clients and names: more could fill the disk. So do
-questions for keys, which cost nothing. Another one that is answered is written down whole."""
+"""Refused questions, and questions for keys, of a minute that are written down, with as many clients and names. More
+could fill the disk. Any other question that is answered is written down whole."""
 SLOW = 2.5
 """Seconds that a question takes in a round in which a rehearsal kills a process."""
 

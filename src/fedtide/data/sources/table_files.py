@@ -69,7 +69,7 @@ TOTALS = frozenset((
 INDEX = re.compile(r"__index_level_[0-9]+__")
 """Name of a hidden column: the index of a frame of pandas."""
 UNREAD = arrow.scalar(b"\xff", arrow.binary())
-"""Stands for bytes that are no text, of which nothing is made."""
+"""The cell in place of bytes that are no text. No number follows from it."""
 
 
 def _is_time(kind: Any) -> bool:
@@ -159,7 +159,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _unread(kind: Any) -> Any:
-    """Return the cell that stands for others that are never used, and may be far larger than their file; else None."""
+    """Return the cell to fill a column with that may be far larger than its file and is never used; None for others."""
     if arrow.types.is_struct(kind):
         return arrow.scalar({}, arrow.struct([]))
     if arrow.types.is_map(kind):
