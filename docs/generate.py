@@ -34,7 +34,7 @@ import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.api.jobs import Finished, FinishedTuning, Recommendation
 from fedtide.cli.commands import RUNS_CODE, app
-from fedtide.cohorts import Cohort
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.config import Experiment
 from fedtide.config.keys import code, is_preset, options, safe_form, source, spelled, tables_in
 from fedtide.core.docstrings import docstring
@@ -329,7 +329,7 @@ def example(name: str) -> str:
         if default is None or default is ...:
             continue
         if dataclasses.is_dataclass(default):
-            if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
+            if default == Arrivals():
                 lines.append(f"{key} = {default.clients_per_round}")
             elif tags(type(default)):
                 lines.append(f"{key} = {spelled(default).strip('`')}")

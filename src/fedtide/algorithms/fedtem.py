@@ -28,6 +28,7 @@ Choices:
     - paper: `update = "overwrite"` is Eq. 10. With "certainty", ours, a component moves only while the prior gives its
       mode the majority.
     - ours: `consistent_only` takes statistics from participants whose own posterior agrees with their mode.
+    - ours: a component without members stays as it was, where Eq. 10 is 0/0.
     - ours: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
     - ours: variances are at least `var_floor` times their mean, because dead units of a ReLU would decide everything.
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.

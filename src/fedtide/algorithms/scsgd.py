@@ -1,7 +1,7 @@
 """SCSGD: the time determines which branch is trained (semi-cyclic SGD on a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro, Talwar:
-*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. With default options it is the baseline as the paper describes it.
+*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. With `prior = "block"` it is the baseline as the paper describes it.
 
 When to use it: populations take turns abruptly, block by block, and the clock is known.
 
@@ -13,7 +13,7 @@ Choices:
       trained: mode "sep" of the original's released code. The original's single chain is `semi-cyclic`.
     - paper: the other branches are not trained along (lam = 0), because the paper smooths labels only for Min Loss,
       FedTEM and FedTKM.
-    - ours: an untrained branch is not stepped, nor do its moments move.
+    - ours: an untrained branch is not stepped, nor do its moments move. The server's lr = 0.01 and eps = 1e-4.
     - paper: at inference the more certain branch predicts.
 """
 

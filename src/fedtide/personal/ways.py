@@ -155,7 +155,7 @@ class Mixture(Personalization):
         gating: training of the gate; its epochs are an upper bound.
         solver: training of the local expert.
         model: network of the local expert; None is that of the federation.
-        tune: train private copies of all experts along with the gate, as most of the authors' configurations do.
+        tune: train private copies of all experts along with the gate, as half of the authors' configurations do.
         held: share of the training samples on which the local expert is not trained from scratch: the gate has these
             alone, or with `tune` gate and experts together all samples. 0 trains both on the same samples.
     """
