@@ -40,7 +40,7 @@ from fedtide.config.keys import code, is_preset, options, safe_form, source, spe
 from fedtide.core.docstrings import docstring
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.fields.shapes import bare, tags
+from fedtide.fields.shapes import tags
 from fedtide.fields.types import changed
 from fedtide.fields.vocabulary import SHOWN
 from fedtide.fleets.engines import Host
@@ -325,7 +325,7 @@ def option_table(name: str, places: Places) -> str:
 def example(name: str) -> str:
     """A method table with all plain options."""
     lines = ["[[method]]", f'name = "{title(name)}"', f'algorithm = "{name}"']
-    for key, (kind, default) in options(name).items():
+    for key, (_, default) in options(name).items():
         if default is None or default is ...:
             continue
         if dataclasses.is_dataclass(default):

@@ -216,7 +216,11 @@ def test_more_seeds_can_be_added_to_a_finished_study(capsys, here, changes):
 
 @pytest.mark.parametrize(
     ("seeds", "said"),
-    [("1,2", "--seeds: found '1,2', allowed: more than x has, so also 4"), ("4,-1", "seeds"), ("4,x", "seeds")],
+    [
+        ("1,2", "--seeds: found '1,2', but x also has 4; allowed: its seeds and new ones"),
+        ("4,-1", "seeds"),
+        ("4,x", "seeds"),
+    ],
 )
 def test_seeds_that_cannot_be_added(capsys, here, seeds, said):
     written(here / "study.toml", A, rounds=1)

@@ -204,7 +204,7 @@ def test_a_port_that_is_taken_is_said_before_a_node_runs(here, tmp_path, capsys)
 
 def test_a_site_is_never_written_over(here, capsys):
     line = refused(capsys, here, "deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "site")
-    assert line == "site: already exists, allowed: a new folder with --out"
+    assert line == "site: already exists, allowed: a new or empty folder with --out"
 
 
 @pytest.mark.parametrize(

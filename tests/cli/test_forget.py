@@ -142,7 +142,7 @@ def test_what_cannot_be_forgotten_is_one_line(here, capsys):
     assert "nowhere: not a run folder" in refused(capsys, here, "forget", "nowhere", 1)
     finished(here / "other", study(A, rounds=3))
     said = refused(capsys, here, "forget", "x", client, "--out", "other")
-    assert "other: already exists, allowed: a new folder" in said
+    assert "other: already exists, allowed: a new or empty folder" in said
     assert done("forget", "x", client, "--quiet") == 0
     assert f"is without {client} already" in refused(capsys, here, "forget", f"x-without-{client}", client)
     state = next((here / "x" / "a" / "0").glob("checkpoints/*/state.safetensors"))

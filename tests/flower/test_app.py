@@ -82,5 +82,5 @@ def test_mistakes_are_named_in_one_line(here, capsys, words, said):
     before = contents(here)
     assert said in refused(capsys, here, "deploy", "study.toml", "--flower", "app", *words)
     line = refused(capsys, here, "deploy", "study.toml", "--flower", "old", "--method", "FedAvg")
-    assert line == "old: already exists, allowed: a new folder with --flower"
+    assert line == "old: already exists, allowed: a new or empty folder with --flower"
     assert contents(here) == before

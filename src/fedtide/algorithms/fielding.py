@@ -35,8 +35,8 @@ Choices:
     - paper: `drift_baseline = "last-event"` measures movements in this drift event alone.
     - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.
     - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those that arrive.
-    - ours: embeddings are clustered by squared Euclidean distance, gradients by cosine. The paper has L1 for labels, and
-      none for these. Centers are means under each distance, L1 too.
+    - ours: embeddings are clustered by squared Euclidean distance, gradients by cosine. The paper has L1 for labels,
+      and none for these. Centers are means under each distance, L1 too.
     - ours: a cluster smaller than its share trains whole. The rest of M / K goes to the largest clusters.
     - ours: a center without members stays where it is. With a single cluster the next event always re-clusters.
     - ours: running statistics and the optimizer's moments are mixed as models are.

@@ -1,7 +1,8 @@
 """SCSGD: the time determines which branch is trained (semi-cyclic SGD on a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro, Talwar:
-*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. With `prior = "block"` it is the baseline as the paper describes it.
+*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. With `prior = "block"` it is the baseline as the paper describes
+it.
 
 When to use it: populations take turns abruptly, block by block, and the clock is known.
 

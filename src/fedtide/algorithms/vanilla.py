@@ -1,7 +1,8 @@
 """Vanilla: FedAdam on a network with K branches whose logits are averaged, in training and at inference.
 
 The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4: as many parameters as FedTEM, but no choice
-of branch. With one branch it is FedAdam with the Adam of Keras. With default options it is the baseline as the paper describes it.
+of branch. With one branch it is FedAdam with the Adam of Keras. With default options it is the baseline as the paper
+describes it.
 
 When to use it: as the baseline of multi-branch methods.
 

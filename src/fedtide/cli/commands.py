@@ -23,8 +23,8 @@ shift and the method that coped.
     fedtide algorithms             list the algorithms; models and keys likewise
     fedtide deploy study.toml ...  make a site for real clients, who join it
 
-Exit status: 0 done; 1 a check failed (law, verify, replay); 2 wrong input,
-and one line says what; 130 stopped by Ctrl-C.
+Exit status: 0 done; 1 a check failed (check, verify, replay, rehearse);
+2 wrong input, and one line says what; 130 stopped by Ctrl-C.
 """
 
 import io
@@ -58,7 +58,7 @@ from rich.table import Table
 from fedtide import api
 from fedtide._version import installed
 from fedtide.core.docstrings import docstring
-from fedtide.core.errors import FedtideError, in_shell, refused, shown, unknown
+from fedtide.core.errors import FedtideError, Words, in_shell, refused, shown, unknown
 from fedtide.draw.prose import counted
 from fedtide.fields.vocabulary import Family, nearest
 from fedtide.report.terminal import Screen, console, flush, say, tell
@@ -152,8 +152,9 @@ def recommend(
 ) -> int:
     """Command of `fedtide.recommend`.
 
-    The folder of a site, in place of files, recommends between its real clients: after an inspection the study of a
-    tournament within a budget of rounds, after the tournament the study of the methods that may be best.
+    The folder of a site, in place of files, recommends between its real clients. After an inspection it writes the
+    study of a tournament within a budget of rounds. After the tournament it writes the study of the methods that may
+    be best.
 
     Args:
         rounds: of a site, the rounds that its tournament may take.
@@ -167,7 +168,7 @@ def recommend(
 
     study = next(filter(is_study, data), None)
     if study is not None and len(data) > 1:
-        raise refused("recommend", study, "one study, or data")
+        raise refused("recommend", study, "one study alone, or data files", "there are other files beside it")
     paths = [Path(path) for path in data]
     return _play(TournamentJob.create(study or paths, request, budget, columns(**vars(names))), output)
 
@@ -189,7 +190,7 @@ def _recommend_at(
     }
     options |= {f"--{name.replace('_', '-')}": value is not None for name, value in vars(names).items()}
     if taken := [name for name, value in options.items() if value]:
-        raise refused(taken[0], "a value", "none with a site", "its study says it, and its clients play")
+        raise refused(taken[0], Words("a value"), "none with a site", "its study says it, and its clients play")
     out = request.out or folder.unused(Path("runs"), f"{root.resolve().name}-recommend")
     check_new(out)
     result = recommended(root, rounds, out / "study.toml")
@@ -432,7 +433,7 @@ def report(
     """Command of `fedtide.write_report`.
 
     Args:
-        figures: a directory for every picture of run folders as SVG and PDF, of which only earlier ones are
+        figures: a directory for every picture of run folders as SVG and PDF. Only pictures of an earlier report are
             replaced. Tables may share it.
         tables: a directory for every table of run folders as CSV and LaTeX.
     """

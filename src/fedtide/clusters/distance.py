@@ -1,7 +1,7 @@
 """Distances between representations of clients, and centers of clusters of them.
 
-Fielding measures label vectors by L1 (section 2.3), or by the Jensen-Shannon distance. Its Table 3 measures embeddings by
-squared Euclidean distance. Cosine is for gradients. Input and result are float32 or float64. Several representations
+Fielding measures label vectors by L1 (section 2.3), or by the Jensen-Shannon distance. Its Table 3 measures embeddings
+by squared Euclidean distance. Cosine is for gradients. Input and result are float32 or float64. Several representations
 side by side are compared by the sum of their distances (`Joint`). All computation is in blocks that fit a processor's
 cache, so memory is that of the result.
 """

@@ -56,7 +56,7 @@ def seed_list(text: str) -> str:
         if not spans and not part.strip().isdecimal():
             raise refused("--seeds", text, "whole numbers of 0 or more, such as 0,1,2 or 0-4")
         if spans and not 0 <= int(last) - int(first) < SEEDS:
-            raise refused("--seeds", text, f"the first seed, and at most {SEEDS} up to the last, such as 0-4")
+            raise refused("--seeds", text, f"FIRST-LAST, LAST not below FIRST, at most {SEEDS} seeds, such as 0-4")
         out += [str(seed) for seed in range(int(first), int(last) + 1)] if spans else [part.strip()]
     return f"[{','.join(out)}]"
 

@@ -15,7 +15,7 @@ from fedtide.config.keys import place
 from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
-from fedtide.core.errors import FedtideError, refused, shown, unknown, within
+from fedtide.core.errors import FedtideError, Words, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
@@ -334,7 +334,9 @@ def _check(experiment: Experiment, where: str) -> None:
             raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
     names = [name for method in experiment.method for name in _all_names(method)]
     if doubled := [name for name in names if names.count(name) > 1]:
-        raise refused(f"{where}: method '{doubled[0]}'", "two of that name", "one, other uses of models included")
+        raise refused(
+            f"{where}: method '{doubled[0]}'", Words("two of that name"), "one, other uses of models included"
+        )
     if experiment.baseline is not None and experiment.baseline not in names:
         raise unknown(f"{where}: baseline", experiment.baseline, names, quoted=True)
     for claim in experiment.claim:
@@ -352,7 +354,7 @@ def _check(experiment: Experiment, where: str) -> None:
     if experiment.accuracy_over == "clients" and experiment.score != "accuracy":
         raise refused(f"{where}: accuracy_over", "clients", "rows", but)
     if experiment.forgetting is not None and experiment.score != "accuracy":
-        raise refused(f"{where}: forgetting", "a table", "none, because forgetting is a loss of accuracy", but)
+        raise refused(f"{where}: forgetting", Words("a table"), "none, because forgetting is a loss of accuracy", but)
     if experiment.keep is not None and experiment.keep.by is not None:
         numbers = [experiment.score, *(metric.name for metric in METRICS[1:]), *experiment.metric_units]
         if experiment.keep.by not in numbers:

@@ -320,7 +320,9 @@ def split_address(address: str) -> tuple[str, int]:
     inside = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     is_port = re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535
     if not (is_port and (_is_ip(inside, 6) or _is_ip(host, 4) or NAME.fullmatch(host))):
-        raise ValueError(f"found {shown(address)}, allowed: HOST:PORT, such as 'fl.example.org:8300'")
+        raise ValueError(
+            f"found {shown(address)}, allowed: HOST:PORT, a port of 1 to 65535, as in 'fl.example.org:8300'"
+        )
     return inside or host, int(port)
 
 
@@ -408,7 +410,7 @@ class Range(Strict):
             for extra in written:
                 raise ValueError(f"found `choices` and `{extra}`, allowed: one of them")
         elif self.low is None or self.high is None:
-            raise ValueError("found neither, allowed: `low` and `high`, or `choices`")
+            raise ValueError("`low` or `high` is missing, allowed: both of them, or `choices`")
         else:
             self._check_interval(self.low, self.high)
         return self

@@ -11,7 +11,7 @@ from fedtide.config.overrides import assign
 from fedtide.config.reading import from_dict
 from fedtide.config.schema import Experiment
 from fedtide.config.writing import resolved
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, Words, refused, unknown
 from fedtide.draw.prose import slug
 
 WORLDS = {"data", "shift", "devices", "liars", "wire"}
@@ -82,7 +82,7 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
     if form := [key for key in every if key.startswith("method.") and key.endswith((".safe", ".transforms"))]:
         raise refused(f"{where}: sweep", form[0], "other keys; write a method for each form")
     if twice := [key for key in every if every.count(key) > 1]:
-        raise refused(f"{where}: sweep", f"{twice[0]} twice", "each once")
+        raise refused(f"{where}: sweep", Words(f"{twice[0]} twice"), "each once")
     out: dict[str, tuple[Any, ...]] = {}
     for keys, choices in experiment.sweep.items():
         first, *others = keys.split(", ")

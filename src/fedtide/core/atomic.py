@@ -50,7 +50,7 @@ def _beginning(path: Path) -> bytes:
 def check_new(root: Path, hint: str = "") -> None:
     """Raise if a new folder already exists, unless it is empty, or cannot be made; nothing is changed."""
     if os.path.lexists(root) and (not root.is_dir() or any(root.iterdir())):
-        raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
+        raise FedtideError(f"{root}: already exists, allowed: a new or empty folder{hint}")
     parent = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         why = "cannot be written to" if parent.is_dir() else "is no folder"

@@ -134,6 +134,12 @@ def within(key: str) -> Iterator[None]:
         raise FedtideError(f"{key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
+class Words(str):
+    """Words for what was found; an error line shows them without quotation marks."""
+
+    __repr__ = str.__str__
+
+
 def shown(value: Any) -> str:
     """Format a value that was found for an error line: at most 60 characters.
 

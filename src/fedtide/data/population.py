@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Moment, Over, Shard, mean_of_rows
-from fedtide.core.errors import FedtideError, missing, refused
+from fedtide.core.errors import FedtideError, Words, missing, refused
 from fedtide.core.rng import Rng
 from fedtide.data.ragged import BLOCK, Ragged, Spans, count_pairs
 from fedtide.data.rows import BASELINES, GeneratedRows, Rows
@@ -232,7 +232,7 @@ class Population:
             but = "the others are held out, and never take part" if len(self.held_out_clients) else ""
             raise refused(key, int(left[-1]), f"0 to {self.registered - 1}", but)
         if len(left) == self.registered:
-            raise refused(key, f"all {len(left)} clients", "some of them")
+            raise refused(key, Words(f"all {len(left)} clients"), "some of them")
         return replace(self, left=left)
 
     def number_of(self, name: str, key: str) -> int:

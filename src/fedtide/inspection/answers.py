@@ -203,8 +203,10 @@ def answer(table: Table, seed: int = 0) -> Answers:
     """Answer the eight questions about a table.
 
     Raises:
-        FedtideError: all labels are the same.
+        FedtideError: there are few rows, or all labels are the same.
     """
+    if len(table.label) < SIMULATED:
+        raise refused(f"{table.name}: rows", len(table.label), f"{SIMULATED} or more")
     if (table.label == table.label[0]).all():
         value = table.label[:1].tolist()[0]
         raise refused(f"{table.name}: label", value, "two different labels or more", "all rows have the same")

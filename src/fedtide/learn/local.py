@@ -698,7 +698,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
             logits = task.logits(weights, x)
             if width and logits.shape != (len(x), width):
                 raise refused("model: shape of outputs", tuple(logits.shape), f"{(len(x), width)}, as of data.target")
-            if logits.dim() < 2 or logits.shape[-1] < (width or classes) or (steps and logits.shape[:-1] != y.shape):
+            if not width and (logits.shape[:-1] != y.shape or logits.shape[-1] < classes):
                 check_first_label(y, logits.shape[-1], classes)
                 wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"
                 raise FedtideError(

@@ -215,7 +215,7 @@ def extended(root: Path, seeds: str) -> Experiment:
     after = read(root / "config.toml", sets=[f"seeds={seed_list(seeds)}"])
     missing = [str(seed) for seed in before.seeds if seed not in after.seeds]
     if missing:
-        raise refused("--seeds", seeds, f"more than {root} has, so also {', '.join(missing)}")
+        raise refused("--seeds", seeds, "its seeds and new ones", f"{root} also has {', '.join(missing)}")
     return after
 
 

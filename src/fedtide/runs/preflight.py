@@ -10,7 +10,7 @@ import torch
 from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Local, Method, Workers, points
 from fedtide.core.base import Moment, Scores
-from fedtide.core.errors import FedtideError, refused, within
+from fedtide.core.errors import FedtideError, Words, refused, within
 from fedtide.core.memory import SMALL
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
@@ -218,7 +218,7 @@ def _check_judging(experiment: Experiment, where: str) -> None:
         raise refused(f"{where}: rounds", 0, "1 or more with wire.privacy", "scores are no private sums")
     for key in ("forgetting", "stop_at"):
         if getattr(experiment, key) is not None:
-            raise refused(f"{where}: {key}", "a value", "none with rounds = 0, because nothing is trained")
+            raise refused(f"{where}: {key}", Words("a value"), "none with rounds = 0, because nothing is trained")
 
 
 def _check_privacy(built: build.Built, forms: dict[str, tuple[Form, ...]], notes: list[str]) -> float:

@@ -9,7 +9,7 @@ from fedtide.cohorts import Poisson, Uniform
 from fedtide.config import Experiment, Method, points
 from fedtide.config.settings import Privacy
 from fedtide.core.base import Algorithm, Moment
-from fedtide.core.errors import refused, unknown, within
+from fedtide.core.errors import Words, refused, unknown, within
 from fedtide.evaluate.metrics import BY_WAY
 from fedtide.fleets.engines import Host
 from fedtide.remote.offline import trial
@@ -119,7 +119,7 @@ def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
             for query in fleet.queries:
                 if query.ask.forms and query.ask.version[0] < 0:
                     why = f"it asks '{query.ask.question}' before round 0, which no budget plans"
-                    raise refused("wire.privacy", "a table", "a method that sums from round 0 on alone", why)
+                    raise refused("wire.privacy", Words("a table"), "a method that sums from round 0 on alone", why)
                 forms |= dict.fromkeys((query.ask.forms or {}).values())
     registered = host.population.registered
     people = cohort_size(method, registered) if host.wire.divisor is None else registered

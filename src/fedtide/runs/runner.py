@@ -13,7 +13,7 @@ from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
 from fedtide.core.atomic import naming
 from fedtide.core.base import Cost, Grouping, Moment, Scores
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, Words, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import (
@@ -64,7 +64,7 @@ FAILED_ROUNDS, FAILED_CLIENTS = 3, 20
 
 
 class NothingTrained(FedtideError):
-    """No client has answered for some rounds."""
+    """No client has answered for some rounds, or in any."""
 
 
 class Outcome(NamedTuple):
@@ -108,12 +108,17 @@ class Failures:
             failures = failures.add(asks)
         return failures
 
-    def check(self, clients: int, number: int) -> None:
-        """Raise if so many rounds and clients, or all of `clients`, have failed up to a round."""
-        if self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS):
+    def check(self, clients: int, number: int, rounds: int | None = None) -> None:
+        """Raise if so many rounds and clients, or all of `clients`, have failed up to a round.
+
+        At the end of all `rounds` one that failed is enough, if no answer has ever counted.
+        """
+        never = number + 1 == rounds and self.rounds > 0 and not self.answered
+        if never or (self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS)):
             counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
             counts += ", often because a learning rate is too large" * (NOT_FINITE in self.reasons)
-            raise NothingTrained(f"round {number}: no answer has counted for {self.rounds} rounds: {counts}")
+            when = "in any round" if never else f"for {self.rounds} rounds"
+            raise NothingTrained(f"round {number}: no answer has counted {when}: {counts}")
 
 
 @dataclass(frozen=True)
@@ -371,7 +376,9 @@ def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: 
     if settings is None:
         return None
     if not isinstance(fleet, SimulatedFleet):
-        raise refused("forgetting", "a table", "none", "only a simulation can judge models on rows of other clients")
+        raise refused(
+            "forgetting", Words("a table"), "none", "only a simulation can judge models on rows of other clients"
+        )
     at_most = None if settings.eval_clients == "participants" else settings.eval_clients
     owners = owners_of(fleet.population, settings.part, at_most, seed)
     return Probe(fleet, settings.part, owners, grouping)
@@ -428,7 +435,7 @@ def run_rounds(
         answered: whether an answer has counted before `start`.
 
     Raises:
-        NothingTrained: no client has answered for some rounds.
+        NothingTrained: no client has answered for some rounds, or in any.
     """
     accuracies_so_far = list(earlier)
     if reached(stop_at, accuracies_so_far):
@@ -474,7 +481,8 @@ def run_rounds(
         if stopped:
             return
         failures = failures.add([Outcome(ask.ask.question, len(ask.answered), ask.failed) for ask in fleet.queries])
-        failures.check(len(fleet.attendance.present if isinstance(fleet, RemoteFleet) else fleet.clients), number)
+        present = fleet.attendance.present if isinstance(fleet, RemoteFleet) else fleet.clients
+        failures.check(len(present), number, rounds)
 
 
 def by_validation(experiment: Experiment, lines: Iterable[Mapping[str, Any]]) -> dict[int, float | None]:

@@ -151,8 +151,9 @@ class Models:
             if client is not None:
                 raise refused("--cluster", cluster, "one of --client and --cluster")
             many = len(self.networks)
+            numbers = f"0 to {many - 1}" if many > 1 else "0"
             if not 0 <= cluster < many:
-                raise refused("--cluster", cluster, f"0 to {many - 1}" if many else "none: the server has no network")
+                raise refused("--cluster", cluster, numbers if many else "none: the server has no network")
             return [(self.networks[cluster], 1.0)]
         received, memory = self._receive(client)
         rows = self.rows()

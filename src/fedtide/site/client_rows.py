@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtide.config import Experiment
 from fedtide.core.base import PARTS, Algorithm, Moment, Shard
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, Words, nearest, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import Split
 from fedtide.data.population import Population
@@ -305,7 +305,7 @@ def _padded_alike(files: list[Rows]) -> list[Rows]:
     padding = next((label for label in range(files[0].classes) if label not in labels), -1)
     if padding < 0:
         but = "what pads rows needs a token that no text has"
-        raise refused("--data: tokens of the texts", "all of the vocabulary", "one fewer", but)
+        raise refused("--data: tokens of the texts", Words("all of the vocabulary"), "one fewer", but)
     return [
         replace(rows, y=rows.y.masked_fill(~mask, padding), padding=padding)
         for rows, mask in zip(files, masks, strict=True)

@@ -27,7 +27,7 @@ from fedtide.cohorts import Arrivals
 from fedtide.config import Experiment, Method, from_dict, resolved, to_toml
 from fedtide.config.settings import Deploy, Local, WireSettings, split_address
 from fedtide.core.atomic import check_new, making
-from fedtide.core.errors import FedtideError, quote, refused, unknown
+from fedtide.core.errors import FedtideError, Words, quote, refused, unknown
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ, Texts
@@ -148,7 +148,7 @@ def choose(experiment: Experiment, method: str, clients: int, address: str | Non
     if experiment.data.without_clients is not None:
         raise refused(f"{where}: data.without_clients", "a list", "none, because a node leaves by fedtide forget")
     if experiment.liars is not None:
-        raise refused(f"{where}: liars", "a table", "none, because real clients lie by themselves")
+        raise refused(f"{where}: liars", Words("a table"), "none, because real clients lie by themselves")
     rows = rows_of(experiment, experiment.seeds[0])
     if not isinstance(rows, Rows):
         raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")

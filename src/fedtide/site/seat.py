@@ -24,7 +24,7 @@ import torch
 from fedtide.config import Experiment
 from fedtide.core.atomic import append, check_free, is_locked, write_text
 from fedtide.core.base import PARTS, Algorithm, Memory, Moment, Payload
-from fedtide.core.errors import UNREADABLE, FedtideError, refused, unknown
+from fedtide.core.errors import UNREADABLE, FedtideError, Words, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.data.rows import Rows
 from fedtide.data.sources.texts import names_of_files
@@ -151,7 +151,7 @@ class Seat:
                 allowed = f"{len(ticket.clients)}, one for each client of the ticket, in order"
                 raise refused("--watch", f"{len(watch)} files", allowed)
             if twice := [path for path, count in Counter(path.resolve() for path in watch).items() if count > 1]:
-                raise refused("--watch", f"{twice[0]} twice", "another file for each client")
+                raise refused("--watch", Words(f"{twice[0]} twice"), "another file for each client")
             live = LiveRows(
                 rows, dict(zip(ticket.clients, watch, strict=True)), ticket.rows, home or Path(ticket.node), base=place
             )

@@ -92,7 +92,7 @@ class Roster(Strict):
         roster = checked(Roster, values, where)
         names = [node.name for node in roster.node]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise refused(where, twice[0], "each name once")
+            raise refused(where, twice[0], "each name once on a roster")
         ids = sorted(client for node in roster.node for client in node.clients)
         if ids != list(range(first, first + len(ids))):
             raise refused(f"{where}: ids of clients", ids[:20], "each from 0 on, and each once")

@@ -33,7 +33,7 @@ from fedtide.core.base import (
     Weights,
     with_weights,
 )
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, Words, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves, same
 from fedtide.core.weights import add, sub
@@ -126,9 +126,9 @@ def keep_home(
     """
     weights = task.scratch.weights
     if not any(map(is_home, [*weights.params, *weights.buffers])):
-        raise refused(key, "no layer", "some of them, because nothing would stay at home")
+        raise refused(key, Words("no layer"), "some of them, because nothing would stay at home")
     if all(map(is_home, task.scratch.names)):
-        raise refused(key, "all layers", "some of them, because nothing is left to send; 'local' trains alone")
+        raise refused(key, Words("all layers"), "some of them, because nothing is left to send; 'local' trains alone")
 
     @cache
     def first_model(seed: int) -> Weights:

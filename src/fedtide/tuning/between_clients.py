@@ -47,7 +47,7 @@ from fedtide.core.base import (
     Weighted,
     Work,
 )
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, Words, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, detached, grown
 from fedtide.evaluate.metrics import CONFIDENCE
@@ -84,7 +84,7 @@ def _study_of(tables: Sequence[Mapping[str, Any]]) -> Any:
             raise refused(f"{where}.algorithm", method.algorithm, "a registered name")
         for key, usual in {"init_from": None, "shift": None, "decide_per": "client"}.items():
             if getattr(method, key) != usual:
-                raise refused(f"{where}.{key}", "a value", "no such key in an entry")
+                raise refused(f"{where}.{key}", Words("a value"), "no such key in an entry")
     return study
 
 

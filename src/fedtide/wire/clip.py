@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.base import Algorithm
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, Words, refused
 from fedtide.fields.types import Fraction, Positive, ingredient
 from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 
@@ -235,7 +235,7 @@ def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -
     seen = ", ".join(algorithm.traits.reveals)
     if why := algorithm.traits.unprivate or (f"it reveals of each client: {seen}" if seen else ""):
         raise refused(
-            "wire.privacy", "a table", "a method, with a cohort, that shows noised sums alone", f"{where}: {why}"
+            "wire.privacy", Words("a table"), "a method, with a cohort, that shows noised sums alone", f"{where}: {why}"
         )
     for name, longest in algorithm.traits.kept_as_sent.items():
         why = f"clients keep what they send as '{name}', and would keep what wire.privacy.clip cuts off"

@@ -109,7 +109,9 @@ def test_seeds_are_asked_for_as_a_list_or_as_first_and_last():
     assert seed_list("0-4") == "[0,1,2,3,4]"
     assert seed_list("3,5-6") == "[3,5,6]"
     for text in ("4-0", "0-99999999999"):
-        with pytest.raises(FedtideError, match=r"--seeds: found .*, allowed: the first seed, and at most 1000"):
+        with pytest.raises(
+            FedtideError, match=r"--seeds: found .*, allowed: FIRST-LAST, LAST not below FIRST, at most 1000"
+        ):
             seed_list(text)
     for text in ("0,a", "", "-1", "0,,1", "[0,1.5]"):
         with pytest.raises(FedtideError) as error:

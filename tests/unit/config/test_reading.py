@@ -401,7 +401,7 @@ def test_a_sweep_may_reach_one_method():
 
 @pytest.mark.parametrize(("sweep", "said"), [
     ({"rounds": []}, r"f.toml: sweep.rounds: found \[\], allowed: one value or more"),
-    ({"rounds": [1, 2], "seeds, rounds": [[[0], 1]]}, "f.toml: sweep: found 'rounds twice', allowed: each once"),
+    ({"rounds": [1, 2], "seeds, rounds": [[[0], 1]]}, "f.toml: sweep: found rounds twice, allowed: each once"),
     ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
     ({"method.local.lr": [-1]}, r"f.toml: sweep point 'lr -1': method 'A'.local.lr: found -1, allowed: greater"),
     *(({"data.partition.clients, rounds": [[4, 3], choice]},

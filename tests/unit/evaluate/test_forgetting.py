@@ -167,7 +167,7 @@ def test_of_several_labels_the_first_of_each_row_is_its_class_and_of_numbers_the
     fallen = np.array(line["accuracy"]["received"]) - np.array(line["accuracy"]["local"])
     assert line["forgetting"]["mean"] == pytest.approx(fallen[~np.eye(3, dtype=bool)].mean())
     assert line["forgetting"]["apart"] == pytest.approx(np.mean([*fallen[0, 1:], *fallen[1:, 0]])) != 0
-    with pytest.raises(FedtideError, match=r"forgetting: found 'a table', but data.target is 'number'; allowed: none"):
+    with pytest.raises(FedtideError, match=r"forgetting: found a table, but data.target is 'number'; allowed: none"):
         from_dict({**study, "data": {"target": "number"}})
 
 

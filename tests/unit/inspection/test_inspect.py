@@ -575,7 +575,7 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     assert "nan" not in (tmp_path / "made" / PAGE).read_text(encoding="utf-8").split("<figure")[0]
     assert checked(tmp_path / "made" / STUDY).title == "shop.csv"
     assert done("inspect", data, "--out", tmp_path / "made") == 2
-    assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new folder\n"
+    assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new or empty folder\n"
 
 
 def test_without_features_there_is_no_study(tmp_path, capsys):

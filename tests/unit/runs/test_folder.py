@@ -48,7 +48,7 @@ def test_code_of_ones_own_is_known_by_file_digest_and_commit(tmp_path, monkeypat
 @pytest.mark.parametrize("content", ["config.toml", "anything"])
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
     (tmp_path / content).write_text("mine")
-    with pytest.raises(FedtideError, match="already exists, allowed: a new folder") as error:
+    with pytest.raises(FedtideError, match="already exists, allowed: a new or empty folder") as error:
         folder.create(study(), tmp_path)
     assert ("fedtide resume" in str(error.value)) == (content == "config.toml")
     assert names(tmp_path) == [content]

@@ -50,6 +50,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: simulated(cohort=30), r"fedavg\.cohort\.clients_per_round: found 30, allowed: at most 5, the registered"),
     (lambda: simulated(lambda: nn.Linear(4, 2)), r"model: it does not fit rows of shape \(3,\): mat1 and mat2"),
     (lambda: simulated(lambda: nn.Linear(3, 1)), r"model: it returns shape \(2, 1\) for 2 rows, .* with 2 classes"),
+    (
+        lambda: simulated(lambda: nn.Sequential(nn.Linear(3, 8), nn.Unflatten(1, (2, 4)))),
+        r"model: it returns shape \(2, 2, 4\) for 2 rows, allowed: logits \(rows, classes\) with 2 classes",
+    ),
     (lambda: ft.population(X, Y, 3), r"population\.partition: found 3, allowed: "),
     (lambda: people(shift="periodic"), r"population\.shift: found 'periodic', .*llowed: a table"),
     (lambda: people(shift=ft.shift.Periodic()),

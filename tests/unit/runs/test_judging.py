@@ -86,8 +86,8 @@ def test_the_report_says_that_nothing_is_trained(tmp_path, first):
     ({"model": {"kind": "mlp", "hidden": [7]}}, r"method 'A'.init_from: .*: found \(5, 4\), allowed: \(7, 4\)$"),
     ({"data": {"source": {"kind": "gaussians", "classes": 4, "dims": 4, "samples": 64}}}, r"init_from: .*: shape of"),
     ({"wire": {"privacy": PRIVACY}}, r"rounds: found 0, .* allowed: 1 or more with wire.privacy"),
-    ({"forgetting": {"rounds": [0]}}, r"forgetting: found 'a value', allowed: none with rounds = 0"),
-    ({"stop_at": 0.5}, r"stop_at: found 'a value', allowed: none with rounds = 0"),
+    ({"forgetting": {"rounds": [0]}}, r"forgetting: found a value, allowed: none with rounds = 0"),
+    ({"stop_at": 0.5}, r"stop_at: found a value, allowed: none with rounds = 0"),
 ])  # fmt: skip
 def test_a_study_that_has_nothing_to_judge(first, changes, line):
     with pytest.raises(FedtideError, match=line) as raised:

@@ -133,6 +133,15 @@ def test_rounds_in_which_nobody_could_answer_are_no_failures():
     failures.add([asked(late=[1]), asked([1])]).check(0, 0)
 
 
+def test_a_run_ends_in_an_error_if_no_answer_has_ever_counted():
+    failures = runner.Failures().add([asked(lost=[2])])
+    failures.check(12, 3, rounds=5)  # eleven of twelve have not failed, and a round is left
+    with pytest.raises(FedtideError, match=r"round 4: no answer has counted in any round: lost \(1\)"):
+        failures.check(12, 4, rounds=5)
+    failures.add([asked([1])]).add([asked(lost=[2])]).check(12, 4, rounds=5)
+    runner.Failures().check(12, 4, rounds=5)  # nobody was there
+
+
 @pytest.mark.parametrize("earlier", [[], [asked([1])]])
 def test_clients_may_abstain_once_an_answer_has_counted(earlier):
     failures = runner.Failures()

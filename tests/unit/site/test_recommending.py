@@ -61,5 +61,5 @@ def test_what_no_site_takes(tmp_path, capsys):
     site = site_of(tmp_path)
     line = refused(capsys, tmp_path, "recommend", site.root, "--rounds", 8)
     assert "found 'fedavg', allowed: 'inspection' or 'tournament', in a site made for it" in line
-    assert "--budget: found 'a value'" in refused(capsys, tmp_path, "recommend", site.root, "--budget", "9s")
+    assert "--budget: found a value" in refused(capsys, tmp_path, "recommend", site.root, "--budget", "9s")
     assert "--rounds: found 8" in refused(capsys, tmp_path, "recommend", "rows.csv", "--rounds", 8)

@@ -66,7 +66,7 @@ def test_no_secret_is_in_a_ticket_and_none_can_be_read_by_others(made):
     ("names", "said"),
     [
         ("", "name: found ''"),
-        ("berlin,berlin", "--nodes: found 'berlin', allowed: each name once"),
+        ("berlin,berlin", "--nodes: found 'berlin', allowed: each name once on a roster"),
         ("berlin,,oslo", "name: found ''"),
         ("Berlin", "name: found 'Berlin'"),
         ("../x", "name: found '../x'"),
@@ -238,7 +238,7 @@ def test_another_version_serves_no_site_and_invites_nobody(copy):
 
 def test_a_node_is_invited_once(copy):
     before = contents(copy.root)
-    with pytest.raises(FedtideError, match="found 'oslo', allowed: each name once"):
+    with pytest.raises(FedtideError, match="found 'oslo', allowed: each name once on a roster"):
         invite(copy.root, "paris,oslo")
     with pytest.raises(FedtideError, match=r"^NODES.*: found ''"):
         invite(copy.root, "")

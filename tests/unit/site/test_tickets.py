@@ -231,7 +231,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (entries(algorithm="tournament", entries=[]), "entries"),
     (entries(loss=EVIL), "loss.*names no code"),
     (entries(cohort=EVIL), "cohort.*names no code"),
-    (entries(init_from="/etc/passwd"), "init_from: found 'a value', allowed: no such key in an entry"),
+    (entries(init_from="/etc/passwd"), "init_from: found a value, allowed: no such key in an entry"),
     (study(model=EVIL), "model.*names no code"),
     (study(data={"source": EVIL}), "data.source"),
     (study(metrics=["os:system"]), "metrics.*no such key in a ticket"),

@@ -180,7 +180,7 @@ def test_entries_name_no_code_and_no_weights():
     for changes, words in (
         ({"algorithm": "mine:method"}, "mine:method"),
         ({"algorithm": "inspection"}, "'inspection'"),
-        ({"init_from": "model.safetensors"}, "init_from: found 'a value', allowed: no such key in an entry"),
+        ({"init_from": "model.safetensors"}, "init_from: found a value, allowed: no such key in an entry"),
     ):
         with pytest.raises(FedtideError, match=words):
             written_out((SLOW, {"name": "other", "algorithm": "fedavg", **changes}))

@@ -27,7 +27,7 @@ def searched(*methods, **changes):
     ({"low": 0, "high": 1, "log": True}, "found low = 0 with log = true, allowed: low greater than 0"),
     ({"low": 0.5, "high": 3, "whole": True}, "found whole = true, allowed with it: whole numbers"),
     ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
-    ({"low": 0}, "found neither, allowed: `low` and `high`, or `choices`"),
+    ({"low": 0}, "`low` or `high` is missing, allowed: both of them, or `choices`"),
     ({"choices": [1], "low": 0}, "found `choices` and `low`, allowed: one of them"),
     ({"choices": [0, 1, 0.0]}, "choices: found 0.0 twice, allowed: each once"),
     ({"choices": [True, 1]}, "choices: found 1 twice, allowed: each once"),

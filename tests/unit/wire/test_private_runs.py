@@ -230,7 +230,7 @@ def test_each_method_can_be_private_or_says_why_not():
     for name in REGISTRY:
         why = [words for words, names in REFUSED.items() if name in names]
         if why:
-            with pytest.raises(FedtideError, match=rf"^wire.privacy: found 'a table', but method 'toy': .*{why[0]}"):
+            with pytest.raises(FedtideError, match=rf"^wire.privacy: found a table, but method 'toy': .*{why[0]}"):
                 host_of(*of_method(private(name)))
         else:
             assert host_of(*of_method(private(name, options=options_of(name)))).wire.hides
@@ -270,7 +270,7 @@ def test_law_finds_a_sum_that_leaves_without_noise(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fedtem", r"wire.privacy: found 'a table', but method 'toy': it reveals of each client: pi, odds, mu, var, n"),
+        ("fedtem", r"wire.privacy: found a table, but method 'toy': it reveals of each client: pi, odds, mu, var, n"),
         ("cfl", r"wire.privacy: .*it reveals of each client: update, weight"),
         ("q-fedavg", r"wire.privacy: .*a client's weight is a power of its loss, which has no bound"),
         ("fedbuff", r"wire.privacy: .*a client may answer in the rounds of several models"),
