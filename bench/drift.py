@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedtide.algorithms.fielding import State, cluster_reports, handle_drift, recluster
-from fedtide.clusters.clusterer import Clustering, KMeans, MovingCenters
+from fedtide.algorithms.fielding import MovingCenters, State, cluster_reports, handle_drift, recluster
+from fedtide.clusters.clusterer import Clustering, KMeans
 from fedtide.clusters.distance import Kind, heterogeneity, means
 from fedtide.clusters.triggers import FixedFraction, event_of
 from fedtide.core.base import Weights

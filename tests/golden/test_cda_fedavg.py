@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedtide.algorithms.cda_fedavg import cda_fedavg, largest_score
+from fedtide.algorithms.cda_fedavg import cda_fedavg, largest_score, pick_evenly
 from fedtide.core.base import Moment, Shard
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.kept_rows import pick_evenly
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.toys import network_of, played, toy, trained_plainly

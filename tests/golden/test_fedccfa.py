@@ -19,17 +19,15 @@ from torch import nn
 
 import fedtide as ft
 from fedtide.algorithms.fedbabu import fedbabu
-from fedtide.algorithms.fedccfa import draw_balanced, fedccfa, merge
+from fedtide.algorithms.fedccfa import Alignment, draw_balanced, fedccfa, madd, merge
 from fedtide.algorithms.fedpac import fedpac
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.algorithms.moon import moon
-from fedtide.clusters.distance import madd
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn import LocalTrainer, Task
-from fedtide.learn.terms import Alignment
 from helpers.toys import network_of, played, toy
 
 LATE = (99, 0)

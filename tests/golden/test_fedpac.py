@@ -22,13 +22,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedtide as ft
-from fedtide.algorithms.fedpac import Sent, fedpac, mix_shares
+from fedtide.algorithms.fedpac import Pull, Sent, fedpac, mix_shares
 from fedtide.algorithms.fedrep import fedrep
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.rng import Rng
 from fedtide.fleets.stacked_engine import StackedEngine
 from fedtide.learn import LocalTrainer, Task
-from fedtide.learn.terms import Pull
 from helpers.toys import network_of, played, toy
 
 LATE = (99, 0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide.algorithms.fedrc import row_labels
 from fedtide.core.base import Shard
 from fedtide.core.memory import MemoryStore
-from fedtide.learn.task import row_labels
 from fedtide.mixtures.em import e_step
 from helpers import naive_em as em
 from helpers.branchnet import close, close_params

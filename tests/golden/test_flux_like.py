@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.flux_like import flux_like
-from fedtide.clusters.clusterer import density_groups
+from fedtide.algorithms.flux_like import density_groups, elbow, flux_like
 from fedtide.cohorts import Everyone
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
@@ -107,6 +106,14 @@ def test_clusters_by_density_at_the_elbow_are_those_of_scikit_learn(seed):
     ours = density_groups(torch.from_numpy(x), 1.0)
     theirs[theirs < 0] = np.arange((theirs < 0).sum()) + theirs.max() + 1
     assert ours.tolist() == theirs.tolist()
+
+
+def test_the_elbow_is_the_farthest_below_the_line_between_the_ends():
+    """0, 1, 2, 9 against 0, 3, 6, 9: 2 is the farthest below. A line has no elbow but its end."""
+    assert elbow(torch.tensor([9.0, 2.0, 0.0, 1.0])) == 2.0
+    assert elbow(torch.tensor([2.0, 2.0, 2.0])) == 2.0
+    assert elbow(torch.tensor([1.0, 3.0])) == 3.0
+    assert elbow(torch.tensor([7.0])) == 7.0
 
 
 def test_two_clients_are_one_cluster_however_far_apart():

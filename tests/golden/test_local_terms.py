@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 import fedtide as ft
+from fedtide.algorithms.fedccfa import Alignment
 from fedtide.algorithms.fedntd import fedntd
-from fedtide.algorithms.moon import moon
+from fedtide.algorithms.fedpac import Pull
+from fedtide.algorithms.moon import Contrastive, moon
 from fedtide.cohorts import Everyone, OneModel
 from fedtide.core.base import Moment, Shard, Weights
 from fedtide.core.errors import FedtideError
@@ -32,7 +34,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task, with_branches
-from fedtide.learn.terms import Alignment, Contrastive, Distill, Pull, Summed
+from fedtide.learn.terms import Distill, Summed
 from helpers.quadratics import after
 from helpers.stages import holding
 from helpers.toys import network_of, played, toy

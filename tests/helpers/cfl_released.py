@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.cfl import bipartition as halves
 from fedtide.algorithms.cfl import show_update, weighted_mean
-from fedtide.clusters.clusterer import bipartition as halves
 from fedtide.clusters.distance import cosines
 from fedtide.clusters.rounds import mean_over_slots, reveal_update
 from fedtide.cohorts import Cohort, Everyone

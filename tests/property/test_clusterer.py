@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.algorithms.cfl import bipartition as halves
 from fedtide.algorithms.fielding import mixing_matrix
 from fedtide.clusters.clusterer import KMeans, k_center, silhouettes
-from fedtide.clusters.clusterer import bipartition as halves
 from fedtide.clusters.distance import Kind, between, cosines, heterogeneity, sum_distances
 from fedtide.clusters.lloyd import lloyd
 from fedtide.core.rng import Rng

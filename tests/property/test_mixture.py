@@ -8,14 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtide.algorithms.fedtem import mean_and_variance
 from fedtide.mixtures.assign import assign, assign_by_cost, assign_by_rank, capacities
-from fedtide.mixtures.feature_gaussians import (
-    clip_shares,
-    floor_variances,
-    log_densities,
-    mean_and_variance,
-    posteriors,
-)
+from fedtide.mixtures.feature_gaussians import clip_shares, floor_variances, log_densities, posteriors
 from helpers.examples import examples
 
 law = examples(40)

@@ -37,6 +37,7 @@ import math
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
@@ -46,7 +47,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.fields.types import Count, InnerFraction
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Training, Weighting, step_server
-from fedtide.learn.kept_rows import keep_rows, merge_shards, pick_evenly
+from fedtide.learn.kept_rows import keep_rows, merge_shards
 from fedtide.learn.task import refuse_numbers
 
 SURE = "it detects changes by how sure its model is of a class"
@@ -112,6 +113,18 @@ ENTRY = Entry(
     exempt={"numbers": f"it cannot predict numbers, because {SURE}"},
     keeps="its last confidences, and rows of each concept",
 )  # fmt: skip
+
+
+def pick_evenly(shard: Shard, most: int) -> Shard:
+    """Return at most so many rows of a shard, as evenly by label as there are rows; of sequences the first ones.
+
+    >>> y = torch.tensor([0, 0, 0, 0, 1, 2])
+    >>> pick_evenly(Shard(torch.zeros(6, 1), y, torch.arange(6)), 4).y.tolist()
+    [0, 0, 1, 2]
+    """
+    y = shard.y if shard.y.dim() == 1 else torch.zeros(len(shard), dtype=torch.int64)
+    turn = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
+    return shard.pick(turn.argsort(stable=True)[:most].sort().values)
 
 
 def confidences(task: Task, weights: Weights, shard: Shard) -> Tensor:

@@ -42,13 +42,13 @@ Choices:
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.clusterer import Linkage, bipartition
 from fedtide.clusters.distance import cosines, unit
 from fedtide.clusters.rounds import build_clustered, replace_at, reveal_update, serve_clusters, train_clusters
 from fedtide.cohorts import Cohort, Everyone
@@ -58,6 +58,9 @@ from fedtide.core.trees import map_leaves, per_client
 from fedtide.core.weights import flat, shaped
 from fedtide.fields.types import Count, Fraction, NonNegative, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Task, Training, Weighting
+
+Linkage = Literal["single", "complete"]
+"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,25 @@ def stack_updates(state: State, k: int) -> tuple[Tensor, Tensor]:
     at = (state.model == k)[state.recent.clients].nonzero().flatten()
     at = at[state.recent.clients[at].argsort()]
     return state.recent.clients[at], state.recent.updates[at].double()
+
+
+def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
+    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
+
+    Single linkage minimizes the largest similarity between the two halves.
+
+    >>> bipartition(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
+    [False, True, False]
+    """
+    # SciPy is slow to import, and only this function needs it.
+    from scipy.cluster.hierarchy import linkage as tree
+    from scipy.cluster.hierarchy import to_tree
+    from scipy.spatial.distance import squareform
+
+    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
+    second = np.zeros(len(similarity), dtype=bool)
+    second[root.get_right().pre_order()] = True
+    return ~second if second[0] else second
 
 
 def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:

@@ -43,7 +43,7 @@ from fedtide.core.base import Algorithm, Answer, Moment, Shard
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached
 from fedtide.fields.types import NonNegative
-from fedtide.learn import SGD, LocalTrainer, ProximalTo, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
+from fedtide.learn import SGD, LocalTrainer, Proximal, Server, Steps, Stepwise, Task, Train, Weighting, answer_update
 from fedtide.personal import OWN_MODELS, by_own_weights
 
 
@@ -73,7 +73,7 @@ def ditto(
         if not fitted.steps:
             return None
         delta = detached(fitted.delta)
-        pull = ProximalTo(lam, [w.params[name] for name in task.scratch.names])
+        pull = Proximal(lam, [w.params[name] for name in task.scratch.names])
         v = w if memory is None else memory["own"]
         solved = yield Train(task, solver, v, shard, moment, rng.at("own"), pull)
         model = {"own": detached(solved.weights)}

@@ -42,15 +42,16 @@ Choices:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.clusters.clusterer import dbscan
-from fedtide.clusters.distance import madd
+from fedtide.clusters.distance import cosines
 from fedtide.cohorts import Arrivals, Cohort, take_part, with_cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, mean
 from fedtide.core.rng import Rng
@@ -58,8 +59,9 @@ from fedtide.core.weights import sub
 from fedtide.fields.types import NonNegative, Positive, StepCount, Whole
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight, step_server
 from fedtide.learn.layers import pick_layers
+from fedtide.learn.losses import Columns, CrossEntropy
 from fedtide.learn.task import label_shares
-from fedtide.learn.terms import Alignment
+from fedtide.learn.terms import divide_by_length, require_features
 from fedtide.personal import by_own_weights
 from fedtide.personal.heads import Headed, class_means
 from fedtide.transforms.transform import refuse_all
@@ -181,6 +183,21 @@ def draw_balanced(y: Tensor, rng: Rng) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate([*picked, np.empty(0, np.int64)])))
 
 
+def madd(rows: Tensor) -> Tensor:
+    """Return how differently each two of n rows lie to all others (n, n): the mean absolute difference of cosines.
+
+    Infinite for two rows, because there are no others.
+
+    >>> madd(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])).tolist()
+    [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    """
+    cos = cosines(rows.double())
+    itself = cos.diagonal()
+    pair = (itself[:, None] - cos).abs() + (itself - cos).abs()  # z = i, and z = j
+    far = (torch.cdist(cos, cos, p=1.0) - pair).clamp(min=0) / (len(rows) - 2) if len(rows) > 2 else cos + torch.inf
+    return far.fill_diagonal_(0.0)
+
+
 def merge(balanced: Tensor, head: Tensor, anchors: Tensor, classes: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return heads (n, C, width) and anchors (n, C, d) of n clients after the mean over each cluster of each class.
 
@@ -202,6 +219,56 @@ def merge(balanced: Tensor, head: Tensor, anchors: Tensor, classes: Tensor, eps:
             for values in (head, anchors):
                 values[members, c] = values[members, c].double().mean(0).to(values.dtype)
     return head, anchors
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Contrast of features with the anchors of all classes: towards that of the row's class, away from the others.
+
+    It is the cross-entropy of `cos(z, a_c) / tau`, over the classes that have an anchor.
+
+    Args:
+        tau: temperature.
+        strength: weight in the loss.
+        anchors: (C, d).
+        classes: (C,) 1 where there is an anchor.
+    """
+
+    tau: float
+    strength: float
+    anchors: Tensor
+    classes: Tensor
+    columns: ClassVar[int] = 3
+    passes: ClassVar[int] = 0
+    reads_features: ClassVar[bool] = True
+
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.tau
+
+    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
+        """Return anchors of length one, next to minus infinity where there is none, and weights of rows, 0 there."""
+        n, least = len(shard), torch.finfo(self.anchors.dtype).min / 4
+        weight = self.strength * self.classes[shard.y]
+        toward, _ = divide_by_length(self.anchors)
+        absent = (self.classes == 0).to(toward.dtype) * least
+        return toward.expand(n, *toward.shape), absent.expand(n, len(absent)), weight
+
+    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
+        """Return the loss of every row."""
+        anchors, absent, weight = columns
+        cos = F.cosine_similarity(require_features(features)[:, None], anchors, dim=-1) / self.tau
+        return weight * F.cross_entropy(cos + absent, y, reduction="none")
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the loss of every row, and its gradient by the features."""
+        (toward, absent, weight), (z, length) = columns, divide_by_length(features)
+        toward = toward[..., 0, :, :]  # all rows of a client have the same anchors
+        cos = torch.bmm(z, toward.transpose(1, 2))
+        losses, by_cos = CrossEntropy().graded(torch.add(absent, cos, alpha=1 / self.tau), y, None)
+        slope = torch.bmm(by_cos, toward).addcmul_((by_cos * cos).sum(-1, keepdim=True), z, value=-1)
+        return losses * weight, slope.mul_((weight / self.tau)[..., None] / length)
 
 
 ENTRY = Entry(

@@ -41,6 +41,7 @@ Choices:
 The safe form has an anchor (docs/never-worse.md).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -61,15 +62,12 @@ from fedtide.learn.losses import LEAST, Blended, mixture_notes, refuse_mean_loss
 from fedtide.learn.task import Task, join_models, refuse_without_likelihood, split_models, with_branches
 from fedtide.mixtures import GaussianInit, KMeansPlusPlus
 from fedtide.mixtures.branches import BranchLosses, blend_branches, losses_of, shares_of
-from fedtide.mixtures.feature_gaussians import (
-    LEAST_VARIANCE,
-    GaussianSetup,
-    MixtureState,
-    fit_full_gaussians,
-    full_log_densities,
-)
+from fedtide.mixtures.feature_gaussians import LEAST_VARIANCE, GaussianSetup, MixtureState
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
+
+LEAST_MASS = 1e-8
+"""Least that is added to the mass of a Gaussian."""
 
 
 def fedgmm(
@@ -187,6 +185,53 @@ def fedgmm(
     algorithm = Algorithm("fedgmm", init, {"train": train}, round, serve, by_mixture, adapt)
     trained, parts = lambda rows: components * local.samples(rows), {"components": components, "gaussians": gaussians}
     return setup.with_cohort(algorithm, cohort, local, forward, trained, parts)
+
+
+def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
+    """Return log N(z | mu_k, cov_k) for every row and component, full covariances; NaN if one is not definite.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        cov: (K, d, d) positive definite.
+
+    Returns:
+        (rows, K), float64.
+
+    >>> full_log_densities(torch.tensor([[3.0, 3.0]]), torch.ones(1, 2), 4 * torch.eye(2)[None])
+    tensor([[-4.2242]], dtype=torch.float64)
+    """
+    z, mu, cov = z.double(), mu.double(), cov.double()
+    densities = []
+    roots, failed = torch.linalg.cholesky_ex(cov)
+    for m, root in zip(mu, roots.masked_fill(failed[:, None, None] > 0, math.nan), strict=True):
+        away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
+        densities.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
+    return torch.stack(densities, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """Take the M-step: means (K, d) and full covariances (K, d, d) from rows and posteriors.
+
+    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code. rho = 0 gives
+    the usual M-step plus 1e-6 on the diagonal.
+
+    Args:
+        z: (rows, d) features, float64.
+        r: (rows, K) posteriors.
+        rho: strength of the pull of components towards a unit ball around 0.
+
+    >>> mu, cov = fit_full_gaussians(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
+    >>> round(mu.item(), 6), round(cov.item(), 6)
+    (2.0, 1.000001)
+    """
+    mass = r.sum(0) + max(rho, LEAST_MASS)
+    mu = r.T @ z / mass[:, None]
+    cov = []
+    for k, center in enumerate(mu):
+        away = z - center
+        cov.append((r[:, k, None] * away).T @ away / mass[k])
+    return mu, torch.stack(cov) + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)
 
 
 def is_definite(gaussian: Mapping[str, Tensor]) -> bool:

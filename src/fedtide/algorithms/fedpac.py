@@ -33,7 +33,7 @@ Choices:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ from fedtide.core.weights import sub
 from fedtide.fields.types import NonNegative, Positive, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting, client_weight, step_server
 from fedtide.learn.layers import pick_layers
-from fedtide.learn.terms import Pull
+from fedtide.learn.losses import Columns
+from fedtide.learn.terms import require_features
 from fedtide.personal import by_own_weights
 from fedtide.personal.heads import Headed, class_means
 from fedtide.transforms.transform import refuse_all
@@ -188,6 +189,38 @@ def mix_shares(moments: Tensor, variance: Tensor) -> Tensor:
         a = np.where(b / b.sum() >= LEAST_SHARE, b, 0.0)
         out[i] = a / a.sum()
     return torch.from_numpy(out)
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """A pull of features towards the mean of the row's class: the mean over coordinates of (z - c_y)^2.
+
+    Args:
+        strength: weight in the loss.
+        means: (C, d).
+    """
+
+    strength: float
+    means: Tensor
+    columns: ClassVar[int] = 2
+    passes: ClassVar[int] = 0
+    reads_features: ClassVar[bool] = True
+    alike: ClassVar[bool] = True
+
+    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
+        """Return the mean of each row's class, and the strength."""
+        return self.means[shard.y], self.means.new_full((len(shard),), self.strength)
+
+    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
+        """Return the value of every row."""
+        target, strength = columns
+        return strength * (require_features(features) - target).square().mean(1)
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the value of every row, and its gradient by the features."""
+        target, strength = columns
+        gap = features - target
+        return strength * gap.square().mean(-1), gap.mul_((strength * (2 / gap.shape[-1]))[..., None])
 
 
 ENTRY = Entry(

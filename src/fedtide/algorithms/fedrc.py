@@ -45,7 +45,7 @@ from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Sh
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, StepCount
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Task, Weighting
-from fedtide.learn.task import classes_of, row_labels
+from fedtide.learn.task import classes_of
 from fedtide.mixtures.em import Components
 from fedtide.models.branched import WHOLE
 
@@ -126,6 +126,21 @@ def fedrc(
 
     round, serve = play_rounds(cohort, step, lambda state: Sent(state.weights, state.labels))
     return em.build(Algorithm("fedrc", init, {"train": train}, round, serve, predict, adapt), cohort, sends=(Sent,))
+
+
+def row_labels(shard: Shard, classes: int) -> Tensor:
+    """Return the share of each class among the labels of each row (rows, classes) float64; of sequences among the steps
+    that count.
+
+    >>> row_labels(Shard(torch.zeros(2, 1), torch.tensor([2, 0]), torch.arange(2)), 3).tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    y = shard.y if shard.bins is None else shard.bins
+    y = y if y.dim() > 1 else y[:, None]
+    counted = torch.ones_like(y, dtype=torch.float64) if shard.mask is None else shard.mask.double()
+    shares = torch.zeros(len(shard), classes, dtype=torch.float64)
+    shares.scatter_add_(1, y.where(counted > 0, 0), counted)
+    return shares / counted.sum(1, keepdim=True).clamp(min=1)
 
 
 ENTRY = Entry(

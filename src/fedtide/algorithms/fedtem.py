@@ -58,16 +58,9 @@ from fedtide.fields.types import Flag, Fraction, NonNegative, Positive
 from fedtide.learn import KERAS, LocalTrainer, Server, Task, Weighting
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import width, with_branches
-from fedtide.mixtures.assign import assign, capacities, members_of
+from fedtide.mixtures.assign import assign, capacities
 from fedtide.mixtures.branches import BranchLoss, answer_branch, mean_by_owner, predict_by_branch, step_branches
-from fedtide.mixtures.feature_gaussians import (
-    clip_shares,
-    floor_variances,
-    log_densities,
-    mean_and_variance,
-    pool_moments,
-    posteriors,
-)
+from fedtide.mixtures.feature_gaussians import clip_shares, floor_variances, log_densities, posteriors
 from fedtide.mixtures.priors import Linear, Prior, sketching
 from fedtide.mixtures.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.models.branched import BranchCount, Feature
@@ -237,6 +230,51 @@ def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: 
     if selection == "sample":
         return int(rng.at("branch").numpy().choice(len(pi), p=(posterior / posterior.sum()).numpy()))
     return int(posterior.argmax())
+
+
+def mean_and_variance(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of features (rows, d), each (d,) float64; variance 0 for one row, NaN for none.
+
+    >>> mean_and_variance(torch.tensor([[1.0], [3.0]]))
+    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    z = z.double()
+    mean = z.mean(0)
+    return mean, (z - mean).square_().mean(0)
+
+
+def pool_moments(n: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means of clients' means and variances, by rows (Eq. 10), for each of K groups of clients (K, d).
+
+    Args:
+        n: (K, clients) number of rows of each group that each client has.
+        mu: (clients, d) the mean of each client's rows.
+        var: (clients, d) their variance.
+
+    >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
+    >>> pool_moments(n, mu, var)
+    (tensor([[3.]]), tensor([[1.]]))
+    """
+    share = n / n.sum(1).clamp(min=1.0)[:, None]
+    return share @ mu, share @ var
+
+
+def members_of(member: Tensor, groups: int, preferred: Tensor | None = None) -> Tensor:
+    """Return the mask (K, m) of each component's members; only of those that agree, where there are any.
+
+    Args:
+        member: (m,) assigned components.
+        groups: K.
+        preferred: (m,) components that participants prefer themselves; None asks for no agreement.
+
+    >>> members_of(torch.tensor([0, 0, 1]), 2, torch.tensor([0, 1, 0])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    inside = F.one_hot(member, groups).T.double()
+    if preferred is None:
+        return inside
+    agreeing = inside * F.one_hot(preferred, groups).T
+    return torch.where(agreeing.any(1, keepdim=True), agreeing, inside)
 
 
 ENTRY = Entry(

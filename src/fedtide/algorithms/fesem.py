@@ -35,6 +35,7 @@ Choices:
     - ours: while fewer than K clients answer, there is one cluster.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -43,8 +44,17 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.client_models import APART, REVEALED, mean_client_models, nearest_model, reveal_model, train_apart
+from fedtide.clusters.client_models import (
+    APART,
+    REVEALED,
+    ClientModels,
+    mix_client_models,
+    reveal_model,
+    shape_model,
+    train_apart,
+)
 from fedtide.clusters.clusterer import kmeans_groups
+from fedtide.clusters.distance import between
 from fedtide.clusters.rounds import at_most_registered, build_clustered, mean_over_slots, mix_models, serve_clusters
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights
@@ -125,6 +135,30 @@ def fesem(
     works = {"train": reveal_model(Training(task, local, weighting), summed=False)}
     check = at_most_registered(clusters)
     return build_clustered("fesem", task, local, cohort, init, round, serve, works, adapt, check, **APART)
+
+
+def mean_client_models(trained: ClientModels, member: Tensor, count: int, like: Sequence[Weights]) -> list[Weights]:
+    """Return the mean model of each of `count` groups of clients; a group of no weight keeps that of `like`.
+
+    Args:
+        trained: the models of n clients.
+        member: (n,) the group of each client.
+        count: number of groups.
+        like: a model for each group.
+    """
+    share = torch.nn.functional.one_hot(member, count).T
+    filled = [k for k in range(count) if (share[k] * trained.weight).any()]
+    means = dict(zip(filled, mix_client_models(trained, share[filled]), strict=True))
+    return [shape_model(means[k], like[k]) if k in means else like[k] for k in range(count)]
+
+
+def nearest_model(parameters: Tensor, models: Sequence[Weights]) -> Tensor:
+    """Return the model (n,) whose parameters are nearest to rows of parameters (n, P); ties: the first.
+
+    >>> nearest_model(torch.tensor([[1.0], [9.0]]), [Weights({"w": torch.tensor([k])}) for k in (0.0, 8.0)]).tolist()
+    [0, 1]
+    """
+    return between(parameters, torch.stack([flat(model.params) for model in models]), "l2").argmin(1)
 
 
 ENTRY = Entry(

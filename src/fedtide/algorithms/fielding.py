@@ -46,6 +46,7 @@ The safe form has one cluster if the best silhouette is below 0.15, and pools up
 (docs/never-worse.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal
@@ -55,22 +56,35 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
-from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans, MovingCenters
-from fedtide.clusters.distance import Distance, heterogeneity, means
-from fedtide.clusters.representation import Labels, Places, Representation, find_nearest, report_question
+from fedtide.clusters.clusterer import Clusterer, Clustering, KMeans
+from fedtide.clusters.distance import Distance, between, heterogeneity, means, renormalize, unit
+from fedtide.clusters.representation import Labels, Representation, drifted_from
 from fedtide.clusters.rounds import (
     accuracy_question,
     build_clustered,
     mean_over_slots,
     mix_clusters,
     mix_models,
-    pick_per_cluster,
     serve_clusters,
     train_clusters,
 )
 from fedtide.clusters.triggers import Adaptive, FixedFraction, Gain, Learned, Trigger, event_of, has_val, trigger_on
 from fedtide.cohorts import Arrivals, Cohort, Uniform
-from fedtide.core.base import Algorithm, Facts, Fleet, Payload, Slot, Weights, Work
+from fedtide.cohorts.selection import Serve
+from fedtide.core.base import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Shard,
+    Slot,
+    Weighted,
+    Weights,
+    Work,
+)
 from fedtide.core.rng import Rng
 from fedtide.core.trees import per_client
 from fedtide.fields.types import NonNegative, Spelled
@@ -116,6 +130,16 @@ class State:
     def trains_with(self) -> Tensor:
         """Cluster (registered,) that each client trains with: its own, else the largest."""
         return torch.where(self.cluster < 0, self.members.argmax(), self.cluster)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Payload to find a cluster by: centers (K, r), the mask (K,) of those with members, and the model to report at."""
+
+    centers: Tensor
+    filled: Tensor
+    distance: Distance
+    at: Weights | None
 
 
 def fielding(
@@ -336,6 +360,135 @@ def recluster(state: State, new: Clustering) -> State:
 def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering:
     """Cluster the last reports of all clients (Algorithm 3)."""
     return clustering.fit(state.reported[state.clustered], state.distance, rng)
+
+
+def report_question(task: Task, representation: Representation, eps: float) -> Work:
+    """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
+
+    The payload is the model for the representation, if it needs one.
+    """
+    represent, distance = representation.of(task), representation.distance_of(task)
+
+    def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard.labels):
+            return None
+        vector = represent(payload, shard)
+        order = representation.draw_order(task, rng) if memory is None else memory["order"]
+        vector = vector if order is None else vector[order]
+        if memory is not None and not drifted_from(vector, memory["reported"], distance, eps):
+            return None
+        next_memory = {"reported": vector, "order": order}
+        return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=next_memory)
+
+    return report
+
+
+def find_nearest(task: Task, representation: Representation) -> Work:
+    """Build `adapt`: a client without a cluster takes the nearest center with members."""
+    represent = representation.of(task)
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        places = payload.places
+        if places is None or not len(shard.labels):
+            return None
+        far = between(represent(places.at, shard)[None], places.centers, places.distance)[0]
+        return Answer({}, memory={"found": far.where(places.filled, torch.inf).argmin()})
+
+    return adapt
+
+
+def pick_per_cluster(
+    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
+) -> Tensor:
+    """Pick equally many participants from each cluster (clients,), sorted; for one cluster those of the cohort.
+
+    Args:
+        cohort: the selection of participants.
+        memo: the cohort's memo.
+        rng: the round's key.
+        serve: models that clients would be evaluated with now.
+        cluster: (registered,) the cluster of each client.
+        count: number of clusters.
+    """
+    reachable = fleet.reachable
+    members = [reachable[cluster[reachable] == k] for k in range(count)]
+    wanted = cohort.asked(len(reachable))
+    picked = [
+        cohort.pick(memo, fleet, rng, serve, among, m)
+        for among, m in zip(members, quotas([len(among) for among in members], wanted), strict=True)
+    ]
+    return torch.cat(picked).sort().values
+
+
+def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
+    """Divide participants among clusters: equally, the rest to the largest; others fill the gap of a small cluster.
+
+    >>> quotas([10, 2, 0, 5], 9)
+    [4, 2, 0, 3]
+    """
+    out = [0] * len(sizes)
+    order = sorted((k for k, size in enumerate(sizes) if size), key=lambda k: (-sizes[k], k))
+    for place, k in enumerate(order):
+        out[k] = min(wanted // len(order) + (place < wanted % len(order)), sizes[k])
+    while (room := [k for k in order if out[k] < sizes[k]]) and sum(out) < wanted:
+        for k in room[: wanted - sum(out)]:
+            out[k] += 1
+    return out
+
+
+class MovingCenters:
+    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
+
+    The cost of a move grows with the number of clusters, not of clients. An empty cluster keeps its
+    center and is nobody's nearest.
+
+    Args:
+        x: (rows, d) the last report of every client.
+        label: (rows,) int64, the cluster of each client, -1 for none.
+        centers: (K, d), centers before.
+        kind: the distance.
+
+    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
+    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
+    >>> clusters.nearest(2)
+    0
+    >>> clusters.move(2, 0)
+    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
+    ([0, 0, 0, 1], [2.0, 9.0])
+    """
+
+    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> None:
+        self.x, self.label, self.centers, self.kind = x, label.clone(), centers.clone(), kind
+        self.rows = (unit(x) if kind == "cosine" else x).double()
+        in_cluster = label >= 0
+        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
+            0, label[in_cluster], self.rows[in_cluster]
+        )
+        self.counts = torch.bincount(label[in_cluster], minlength=len(centers))
+        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
+
+    def nearest(self, i: int) -> int:
+        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
+        filled = self.counts.nonzero()[:, 0]
+        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
+
+    def move(self, i: int, new: int) -> None:
+        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
+        old = int(self.label[i])
+        if new != old:
+            self.label[i] = new
+            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
+                self.sums[k].add_(self.rows[i], alpha=change)
+                self.counts[k] += change
+                self.stale.add(k)
+        for k in {old, new} & self.stale:
+            self._recompute(k)
+            self.stale.remove(k)
+
+    def _recompute(self, k: int) -> None:
+        if self.counts[k]:
+            mean = (self.sums[k] / self.counts[k])[None]
+            self.centers[k] = renormalize(mean, self.kind, self.centers[k : k + 1])[0]
 
 
 ENTRY = Entry(

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
-from fedtide.clusters.clusterer import density_groups
+from fedtide.clusters.clusterer import dbscan
 from fedtide.clusters.distance import between
 from fedtide.clusters.profile import ProfileMap, Profiler, predict_by_profile, profile_question
 from fedtide.clusters.rounds import build_clustered, serve_clusters, train_clusters
@@ -140,6 +140,36 @@ def flux_like(
     traits: Any = {"sends": (ProfileMap,), "reveals": ("profile",)}
     algorithm = build_clustered("flux-like", task, local, cohort, init, round, serve, works, **traits)
     return replace(algorithm, predict=predict_by_profile(profiler))
+
+
+def elbow(values: Tensor) -> float:
+    """Return the value at the elbow of the sorted curve, the farthest below the line between its ends.
+
+    Satopää, Albrecht, Irwin, Raghavan: *Finding a "Kneedle" in a Haystack*, ICDCS Workshops 2011, without its
+    smoothing. A straight line has its elbow at the end, because ties go to the last.
+
+    >>> elbow(torch.tensor([0.3, 0.1, 4.0, 0.2])), elbow(torch.tensor([1.0, 1.0]))
+    (0.30000001192092896, 1.0)
+    """
+    curve = values.sort().values
+    line = torch.linspace(float(curve[0]), float(curve[-1]), len(curve), dtype=curve.dtype)
+    below = line - curve
+    return float(curve[int((below >= below.max()).nonzero()[-1])])
+
+
+def density_groups(x: Tensor, eps_scale: float = 1.0) -> Tensor:
+    """Return the cluster (rows,) of each row by density; rows in no cluster are clusters of one.
+
+    Neighbors are at most as far apart as the elbow of the distances of rows from their nearest ones, times `eps_scale`.
+
+    >>> density_groups(torch.tensor([[0.0], [5.0], [0.1], [9.0], [0.2]])).tolist()
+    [0, 1, 0, 2, 0]
+    """
+    far = between(x, x, "l2")
+    nearest = far.clone().fill_diagonal_(torch.inf).min(1).values
+    label = dbscan(far, elbow(nearest) * eps_scale if len(x) > 1 else 0.0)
+    single = (label < 0).nonzero().flatten()
+    return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
 
 
 ENTRY = Entry(

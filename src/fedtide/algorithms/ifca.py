@@ -36,6 +36,7 @@ The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shar
 has an anchor (docs/never-worse.md).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,23 +48,20 @@ from fedtide.clusters.rounds import (
     NOT_POOLED,
     Divisor,
     Served,
-    Starts,
     answer_model,
     at_most_registered,
-    best_set,
     find_model,
-    fit_question,
     init_models,
     predict_by_cluster,
     refuse_equal_start,
     step_models,
 )
 from fedtide.cohorts import Arrivals, Cohort, play_rounds, with_cohort
-from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weights, mean
+from fedtide.core.base import Algorithm, Answer, Facts, Fleet, Moment, Reply, Shard, Weighted, Weights, Work, mean
 from fedtide.core.rng import Rng
 from fedtide.fields.types import ModelCount, Positive
 from fedtide.learn import SGD, Losses, Server, Steps, Stepwise, Task, Weighting, local_update
-from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
+from fedtide.learn.local import LocalTrainer, LocalUpdate, refuse_all_but_gradient
 from fedtide.transforms import Anchored
 
 
@@ -75,6 +73,13 @@ class State:
     server: tuple[Any, ...]
     members: Tensor
     cohort: Any = None
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Sets of models, of which one is to be the start."""
+
+    sets: list[tuple[Weights, ...]]
 
 
 def ifca(
@@ -103,7 +108,9 @@ def ifca(
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
     """
     refuse_equal_start(task, clusters if init_noise is None else 1, ", or `init_noise`", is_best_chosen=True)
-    gradient = by_gradient(local, variant)
+    gradient = variant == "gradient"
+    if gradient:
+        refuse_all_but_gradient(local)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo, members = cohort.init(fleet), torch.zeros(clusters, dtype=torch.float64)
@@ -146,6 +153,27 @@ def ifca(
     trained: Any = (lambda rows: rows) if gradient else None
     traits: Any = {"sends": (Served, Starts), "models": "clusters", "refuses": NOT_POOLED}
     return with_cohort(algorithm, cohort, task, local, forward=forward, trained=trained, **traits)
+
+
+def fit_question(task: Task) -> Work:
+    """Build the question "fit": a client's lowest mean loss among the models of each of several sets."""
+
+    @Stepwise
+    def fit(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        if not len(shard):
+            return None
+        least = []
+        for models in payload.sets:
+            least.append((yield Losses(task, models, shard)).min())
+        return Answer({"losses": Weighted(torch.stack(least).clamp(max=1e6), len(shard))})
+
+    return fit
+
+
+def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
+    """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
+    got = mean(fleet.ask("fit", pick(), Starts(list(sets))).total) if len(sets) > 1 else None
+    return sets[0 if got is None else int(got["losses"].argmin())]
 
 
 ENTRY = Entry(

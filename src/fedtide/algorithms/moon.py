@@ -26,7 +26,13 @@ Choices:
     - paper: clients are weighted by their samples, as in FedAvg. With mu = 0 it is FedAvg.
 """
 
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort, OneModel, build_method
@@ -37,8 +43,9 @@ from fedtide.core.weights import add
 from fedtide.fields.types import NonNegative, Positive
 from fedtide.learn import SGD, LocalTrainer, Server, Steps, Stepwise, Summed, Task, Train, Weighting, answer_update
 from fedtide.learn.layers import HEAD, check_trunk, resolve_layer
+from fedtide.learn.losses import Columns
 from fedtide.learn.task import join_models, split_models, with_branches
-from fedtide.learn.terms import Contrastive
+from fedtide.learn.terms import divide_by_length, require_features
 from fedtide.models.branched import WHOLE
 
 
@@ -82,6 +89,60 @@ def moon(
         return answer_update(delta, fitted.loss, shard, weighting, {"own": add(w, delta)})
 
     return build_method("moon", task, local, server, cohort, train, forward={"train": 2}, keeps=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Contrastive:
+    """Model-contrastive loss: features go towards those of the received model, away from the client's last own ones.
+
+    Equation 3: `-mu * log( e^(s_g / tau) / (e^(s_g / tau) + e^(s_p / tau)) )`, with `s_g` and `s_p` the cosines of a
+    row's features with those of the two models.
+
+    Args:
+        mu: weight in the loss.
+        tau: temperature.
+        previous: the client's last own model.
+
+    >>> z, glob, own = (torch.tensor([v]) for v in ([1.0, 0.0], [2.0, 0.0], [0.0, 1.0]))
+    >>> away = Contrastive.turn(glob, own)
+    >>> round(Contrastive(1.0, 1.0, Weights({})).each(z, z, torch.tensor([0]), (away,)).item(), 4)  # log(1 + 1/e)
+    0.3133
+    """
+
+    mu: float
+    tau: float
+    previous: Weights
+    columns: ClassVar[int] = 1
+    passes: ClassVar[int] = 2
+    reads_features: ClassVar[bool] = True
+
+    @property
+    def alike(self) -> Hashable:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.mu, self.tau
+
+    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
+        """Return `turn` of the features by the received and by the last own model, unaugmented, in evaluation mode."""
+        models = received, self.previous
+        return (self.turn(*(task.features(weights, shard.x) for weights in models)),)
+
+    @staticmethod
+    def turn(near: Tensor, far: Tensor) -> Tensor:
+        """Return the difference (rows, d) of unit vectors, whose product with a unit vector is `s_p - s_g`."""
+        return divide_by_length(far.flatten(1))[0] - divide_by_length(near.flatten(1))[0]
+
+    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
+        """Return the loss of every row."""
+        z, _ = divide_by_length(require_features(features).flatten(1))
+        return self.mu * F.softplus((z * columns[0]).sum(1) / self.tau)
+
+    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return the loss of every row, and its gradient by the features."""
+        (away,), (z, length) = columns, divide_by_length(features)
+        gap = (z * away).sum(-1, keepdim=True)
+        slope = torch.addcmul(away, gap, z, value=-1).div_(length)  # the gradient of the gap
+        gap = gap[..., 0] / self.tau
+        return self.mu * F.softplus(gap), slope.mul_((gap.sigmoid() * (self.mu / self.tau))[..., None])
 
 
 ENTRY = Entry("moon", moon, "weights down, update up", "global", keeps="its last own model", helps=("labels",))

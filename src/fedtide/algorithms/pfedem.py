@@ -58,17 +58,19 @@ from fedtide.core.trees import detached
 from fedtide.fields.types import ModelCount, Positive, StepCount
 from fedtide.learn import SGD, Server, Steps, Stepwise, Task, Train, Weighting, client_weight
 from fedtide.learn.features import PCA, Features, Network
-from fedtide.learn.local import LocalTrainer, split_samples
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.losses import mixture_notes
 from fedtide.learn.task import join_models, with_branches
 from fedtide.mixtures import Certainty, GaussianInit, KMeansPlusPlus, Overwrite, Random, Update
 from fedtide.mixtures.branches import blend_branches, shares_of
-from fedtide.mixtures.feature_gaussians import GaussianSetup, MixtureState, fit_gaussians, floor_variances, posteriors
+from fedtide.mixtures.feature_gaussians import GaussianSetup, MixtureState, floor_variances, posteriors
 from fedtide.models.branched import WHOLE
 from fedtide.transforms import Anchored
 
 LEAST_SHARE = 1e-3
 """Share of a component without samples."""
+LEAST_MASS = 1e-8
+"""Total posterior of a component below which it keeps its Gaussian."""
 
 Inference = Literal["posterior", "uniform", "client", "global"]
 """Weights of the models at inference: the sample's posterior, under global or uniform shares; the client's shares; or
@@ -188,6 +190,40 @@ def pfedem(
     algorithm = Algorithm("pfedem", init, {"train": train}, round, serve, by_mixture, adapt)
     trained, parts = partial(split_samples, local, components), {"components": components}
     return setup.with_cohort(algorithm, cohort, local, forward, trained, parts, unprivate=UNPRIVATE[normalize_by])
+
+
+def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the M-step (Eq. 9 to 11): means and variances (K, d) and shares (K,) from rows and posteriors.
+
+    A component with total posterior below 1e-8 keeps its mean and variance.
+
+    Args:
+        z: (rows, d) features.
+        gamma: (rows, K) posteriors.
+        mu: (K, d) current means.
+        var: (K, d) current variances.
+
+    >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    >>> [part.flatten().tolist() for part in fit_gaussians(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
+    [[2.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
+    """
+    z, gamma = z.double(), gamma.double()
+    mass = gamma.sum(0)
+    center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
+    # Around the new mean, one component at a time: no (rows, K, d) array and no cancellation.
+    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
+    has_mass = (mass >= LEAST_MASS)[:, None]
+    spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
+    return torch.where(has_mass, center, mu.double()), torch.where(has_mass, spread, var.double()), gamma.mean(0)
+
+
+def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
+    """Count the samples that clients process (clients,) if they split theirs evenly among several models and train all.
+
+    >>> split_samples(LocalTrainer(epochs=2), 2, torch.tensor([30]))
+    tensor([60])
+    """
+    return torch.stack([local.samples((rows + k) // parts) for k in range(parts)]).sum(0)
 
 
 ENTRY = Entry(

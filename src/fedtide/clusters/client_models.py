@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedtide.clusters.distance import between
 from fedtide.cohorts import Cohort, ask_to_train
 from fedtide.core.base import Answer, Fleet, Memory, Moment, Reply, Shard, Weights
 from fedtide.core.rng import Rng
@@ -131,27 +130,3 @@ def mix_client_models(trained: ClientModels, share: Tensor) -> Tensor:
     part = part / part.sum(1, keepdim=True).clamp(min=TINY)
     mixed = [(part @ block.double()).to(block.dtype) for block in trained.models.split(COLUMNS, dim=1)]
     return torch.cat(mixed, dim=1)
-
-
-def mean_client_models(trained: ClientModels, member: Tensor, count: int, like: Sequence[Weights]) -> list[Weights]:
-    """Return the mean model of each of `count` groups of clients; a group of no weight keeps that of `like`.
-
-    Args:
-        trained: the models of n clients.
-        member: (n,) the group of each client.
-        count: number of groups.
-        like: a model for each group.
-    """
-    share = torch.nn.functional.one_hot(member, count).T
-    filled = [k for k in range(count) if (share[k] * trained.weight).any()]
-    means = dict(zip(filled, mix_client_models(trained, share[filled]), strict=True))
-    return [shape_model(means[k], like[k]) if k in means else like[k] for k in range(count)]
-
-
-def nearest_model(parameters: Tensor, models: Sequence[Weights]) -> Tensor:
-    """Return the model (n,) whose parameters are nearest to rows of parameters (n, P); ties: the first.
-
-    >>> nearest_model(torch.tensor([[1.0], [9.0]]), [Weights({"w": torch.tensor([k])}) for k in (0.0, 8.0)]).tolist()
-    [0, 1]
-    """
-    return between(parameters, torch.stack([flat(model.params) for model in models]), "l2").argmin(1)

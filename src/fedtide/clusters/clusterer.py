@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.clusters.distance import Distance, between, means, renormalize, set_scales, sum_distances, unit
+from fedtide.clusters.distance import Distance, between, means, set_scales, sum_distances, unit
 from fedtide.clusters.lloyd import kmeans_for_each
 from fedtide.core.rng import Rng, draw_some
 from fedtide.fields.types import Count, ModelCount, StepCount, ingredient
@@ -228,29 +228,6 @@ def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
     return _finished(x, far.min(1).indices, {}, kind, x[picked])
 
 
-Linkage = Literal["single", "complete"]
-"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
-
-
-def bipartition(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
-    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
-
-    Single linkage minimizes the largest similarity between the two halves.
-
-    >>> bipartition(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
-    [False, True, False]
-    """
-    # SciPy is slow to import, and only this function needs it.
-    from scipy.cluster.hierarchy import linkage as tree
-    from scipy.cluster.hierarchy import to_tree
-    from scipy.spatial.distance import squareform
-
-    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
-    second = np.zeros(len(similarity), dtype=bool)
-    second[root.get_right().pre_order()] = True
-    return ~second if second[0] else second
-
-
 # -- clusters by density ----------------------------------------------------------------------------------------------
 
 
@@ -285,91 +262,6 @@ def dbscan(far: Tensor, eps: float, min_samples: int = 2) -> Tensor:
         label[reached & (label < 0)] = count
         count += 1
     return label
-
-
-def elbow(values: Tensor) -> float:
-    """Return the value at the elbow of the sorted curve, the farthest below the line between its ends.
-
-    Satopää, Albrecht, Irwin, Raghavan: *Finding a "Kneedle" in a Haystack*, ICDCS Workshops 2011, without its
-    smoothing. A straight line has its elbow at the end, because ties go to the last.
-
-    >>> elbow(torch.tensor([0.3, 0.1, 4.0, 0.2])), elbow(torch.tensor([1.0, 1.0]))
-    (0.30000001192092896, 1.0)
-    """
-    curve = values.sort().values
-    line = torch.linspace(float(curve[0]), float(curve[-1]), len(curve), dtype=curve.dtype)
-    below = line - curve
-    return float(curve[int((below >= below.max()).nonzero()[-1])])
-
-
-def density_groups(x: Tensor, eps_scale: float = 1.0) -> Tensor:
-    """Return the cluster (rows,) of each row by density; rows in no cluster are clusters of one.
-
-    Neighbors are at most as far apart as the elbow of the distances of rows from their nearest ones, times `eps_scale`.
-
-    >>> density_groups(torch.tensor([[0.0], [5.0], [0.1], [9.0], [0.2]])).tolist()
-    [0, 1, 0, 2, 0]
-    """
-    far = between(x, x, "l2")
-    nearest = far.clone().fill_diagonal_(torch.inf).min(1).values
-    label = dbscan(far, elbow(nearest) * eps_scale if len(x) > 1 else 0.0)
-    single = (label < 0).nonzero().flatten()
-    return label.index_copy(0, single, torch.arange(len(single)) + int(label.max()) + 1)
-
-
-class MovingCenters:
-    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
-
-    The cost of a move grows with the number of clusters, not of clients. An empty cluster keeps its
-    center and is nobody's nearest.
-
-    Args:
-        x: (rows, d) the last report of every client.
-        label: (rows,) int64, the cluster of each client, -1 for none.
-        centers: (K, d), centers before.
-        kind: the distance.
-
-    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
-    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
-    >>> clusters.nearest(2)
-    0
-    >>> clusters.move(2, 0)
-    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
-    ([0, 0, 0, 1], [2.0, 9.0])
-    """
-
-    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> None:
-        self.x, self.label, self.centers, self.kind = x, label.clone(), centers.clone(), kind
-        self.rows = (unit(x) if kind == "cosine" else x).double()
-        in_cluster = label >= 0
-        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(
-            0, label[in_cluster], self.rows[in_cluster]
-        )
-        self.counts = torch.bincount(label[in_cluster], minlength=len(centers))
-        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
-
-    def nearest(self, i: int) -> int:
-        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
-        filled = self.counts.nonzero()[:, 0]
-        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
-
-    def move(self, i: int, new: int) -> None:
-        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
-        old = int(self.label[i])
-        if new != old:
-            self.label[i] = new
-            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
-                self.sums[k].add_(self.rows[i], alpha=change)
-                self.counts[k] += change
-                self.stale.add(k)
-        for k in {old, new} & self.stale:
-            self._recompute(k)
-            self.stale.remove(k)
-
-    def _recompute(self, k: int) -> None:
-        if self.counts[k]:
-            mean = (self.sums[k] / self.counts[k])[None]
-            self.centers[k] = renormalize(mean, self.kind, self.centers[k : k + 1])[0]
 
 
 # -- k-means of plain arrays -------------------------------------------------------------------------------------------

@@ -239,21 +239,6 @@ def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
     return (left @ right.T).clamp(-1.0, 1.0)
 
 
-def madd(rows: Tensor) -> Tensor:
-    """Return how differently each two of n rows lie to all others (n, n): the mean absolute difference of cosines.
-
-    Infinite for two rows, because there are no others.
-
-    >>> madd(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])).tolist()
-    [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
-    """
-    cos = cosines(rows.double())
-    itself = cos.diagonal()
-    pair = (itself[:, None] - cos).abs() + (itself - cos).abs()  # z = i, and z = j
-    far = (torch.cdist(cos, cos, p=1.0) - pair).clamp(min=0) / (len(rows) - 2) if len(rows) > 2 else cos + torch.inf
-    return far.fill_diagonal_(0.0)
-
-
 def sum_distances(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
     """Return for each row and each column of weights (rows, m) the weighted sum of distances to all rows, float64.
 

@@ -4,7 +4,6 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -14,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.clusters.distance import Distance, Joint, Kind, between, unit
-from fedtide.core.base import Answer, Memory, Moment, Shard, Weighted, Weights, Work
+from fedtide.core.base import Shard, Weights
 from fedtide.core.checkpoint import load_weights
 from fedtide.core.rng import Rng
 from fedtide.core.weights import flat
@@ -275,51 +274,6 @@ Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discr
 def drifted_from(vector: Tensor, last: Tensor, distance: Distance, eps: float) -> bool:
     """Tell whether a client reports; by rounding, some vectors have a cosine distance from themselves."""
     return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
-
-
-def report_question(task: Task, representation: Representation, eps: float) -> Work:
-    """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
-
-    The payload is the model for the representation, if it needs one.
-    """
-    represent, distance = representation.of(task), representation.distance_of(task)
-
-    def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard.labels):
-            return None
-        vector = represent(payload, shard)
-        order = representation.draw_order(task, rng) if memory is None else memory["order"]
-        vector = vector if order is None else vector[order]
-        if memory is not None and not drifted_from(vector, memory["reported"], distance, eps):
-            return None
-        next_memory = {"reported": vector, "order": order}
-        return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=next_memory)
-
-    return report
-
-
-@dataclass(frozen=True)
-class Places:
-    """Payload to find a cluster by: centers (K, r), the mask (K,) of those with members, and the model to report at."""
-
-    centers: Tensor
-    filled: Tensor
-    distance: Distance
-    at: Weights | None
-
-
-def find_nearest(task: Task, representation: Representation) -> Work:
-    """Build the `adapt` of methods whose clients without a cluster take the nearest center with members."""
-    represent = representation.of(task)
-
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        places = payload.places
-        if places is None or not len(shard.labels):
-            return None
-        far = between(represent(places.at, shard)[None], places.centers, places.distance)[0]
-        return Answer({}, memory={"found": far.where(places.filled, torch.inf).argmin()})
-
-    return adapt
 
 
 def permutation(n: int, rng: Rng) -> Tensor:

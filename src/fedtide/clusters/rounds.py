@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, ask_to_train, with_cohort
-from fedtide.cohorts.selection import Serve
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -34,18 +33,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import replace_divisor
 from fedtide.core.trees import map_leaves
-from fedtide.learn import (
-    LocalTrainer,
-    Losses,
-    Server,
-    Steps,
-    Stepwise,
-    Task,
-    Training,
-    Weighting,
-    client_weight,
-    mean_losses,
-)
+from fedtide.learn import LocalTrainer, Server, Task, Training, Weighting, client_weight, mean_losses
 from fedtide.learn.target import CLASSES
 from fedtide.models.base import begins_equal
 
@@ -127,34 +115,6 @@ def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
     return Weights(params, weights.buffers)
 
 
-@dataclass(frozen=True)
-class Starts:
-    """Sets of models, of which one is to be the start."""
-
-    sets: list[tuple[Weights, ...]]
-
-
-def fit_question(task: Task) -> Work:
-    """Build the question "fit": a client's lowest mean loss among the models of each of several sets."""
-
-    @Stepwise
-    def fit(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        if not len(shard):
-            return None
-        least = []
-        for models in payload.sets:
-            least.append((yield Losses(task, models, shard)).min())
-        return Answer({"losses": Weighted(torch.stack(least).clamp(max=1e6), len(shard))})
-
-    return fit
-
-
-def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
-    """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
-    got = mean(fleet.ask("fit", pick(), Starts(list(sets))).total) if len(sets) > 1 else None
-    return sets[0 if got is None else int(got["losses"].argmin())]
-
-
 def refuse_equal_start(task: Task, models: int, otherwise: str = "", *, is_best_chosen: bool = False) -> None:
     """Refuse given initial weights, or adapters alone, if several models would begin equal and stay so.
 
@@ -171,45 +131,6 @@ def refuse_equal_start(task: Task, models: int, otherwise: str = "", *, is_best_
         raise FedtideError(
             f"init_from: found weights, with which {models} models would stay equal; allowed: none{otherwise}"
         )
-
-
-def pick_per_cluster(
-    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
-) -> Tensor:
-    """Pick equally many participants from each cluster (clients,), sorted; for one cluster those of the cohort.
-
-    Args:
-        cohort: the selection of participants.
-        memo: the cohort's memo.
-        rng: the round's key.
-        serve: models that clients would be evaluated with now.
-        cluster: (registered,) the cluster of each client.
-        count: number of clusters.
-    """
-    reachable = fleet.reachable
-    members = [reachable[cluster[reachable] == k] for k in range(count)]
-    wanted = cohort.asked(len(reachable))
-    picked = [
-        cohort.pick(memo, fleet, rng, serve, among, m)
-        for among, m in zip(members, quotas([len(among) for among in members], wanted), strict=True)
-    ]
-    return torch.cat(picked).sort().values
-
-
-def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
-    """Divide participants among clusters: equally, the rest to the largest; others fill the gap of a small cluster.
-
-    >>> quotas([10, 2, 0, 5], 9)
-    [4, 2, 0, 3]
-    """
-    out = [0] * len(sizes)
-    order = sorted((k for k, size in enumerate(sizes) if size), key=lambda k: (-sizes[k], k))
-    for place, k in enumerate(order):
-        out[k] = min(wanted // len(order) + (place < wanted % len(order)), sizes[k])
-    while (room := [k for k in order if out[k] < sizes[k]]) and sum(out) < wanted:
-        for k in room[: wanted - sum(out)]:
-            out[k] += 1
-    return out
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from fedtide.core.base import Shard
 from fedtide.learn.device import to_cpu
@@ -21,15 +20,3 @@ def merge_shards(shards: Sequence[Shard]) -> Shard:
     for more in rest:
         first = first.joined(more.pick(~torch.isin(more.ids, first.ids)))
     return first
-
-
-def pick_evenly(shard: Shard, most: int) -> Shard:
-    """Return at most so many rows of a shard, as evenly by label as there are rows; of sequences the first ones.
-
-    >>> y = torch.tensor([0, 0, 0, 0, 1, 2])
-    >>> pick_evenly(Shard(torch.zeros(6, 1), y, torch.arange(6)), 4).y.tolist()
-    [0, 0, 1, 2]
-    """
-    y = shard.y if shard.y.dim() == 1 else torch.zeros(len(shard), dtype=torch.int64)
-    turn = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
-    return shard.pick(turn.argsort(stable=True)[:most].sort().values)

@@ -575,13 +575,6 @@ def refuse_all_but_gradient(local: LocalTrainer) -> None:
         raise refused("local.augment", [change.kind for change in local.augment], f"none, as {why}")
 
 
-def by_gradient(local: LocalTrainer, variant: LocalUpdate) -> bool:
-    """Tell whether clients take one gradient in place of local training; see `refuse_all_but_gradient`."""
-    if variant == "gradient":
-        refuse_all_but_gradient(local)
-    return variant == "gradient"
-
-
 def gradient_step(
     task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:
@@ -635,15 +628,6 @@ def question_cost(algorithm: Algorithm) -> ComputeCost:
     local = algorithm.options.get("local")
     solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # a user's algorithm may have none
     return algorithm.traits.compute_cost or training_cost(solver, {})
-
-
-def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
-    """Count the samples that clients process (clients,) if they split theirs evenly among several models and train all.
-
-    >>> split_samples(LocalTrainer(epochs=2), 2, torch.tensor([30]))
-    tensor([60])
-    """
-    return torch.stack([local.samples((rows + k) // parts) for k in range(parts)]).sum(0)
 
 
 def clip(gradient: list[Tensor], largest: float) -> None:

@@ -446,21 +446,6 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     return counts / counts.sum().clamp(min=1)
 
 
-def row_labels(shard: Shard, classes: int) -> Tensor:
-    """Return the share of each class among the labels of each row (rows, classes) float64; of sequences among the steps
-    that count.
-
-    >>> row_labels(Shard(torch.zeros(2, 1), torch.tensor([2, 0]), torch.arange(2)), 3).tolist()
-    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
-    """
-    y = shard.y if shard.bins is None else shard.bins
-    y = y if y.dim() > 1 else y[:, None]
-    counted = torch.ones_like(y, dtype=torch.float64) if shard.mask is None else shard.mask.double()
-    shares = torch.zeros(len(shard), classes, dtype=torch.float64)
-    shares.scatter_add_(1, y.where(counted > 0, 0), counted)
-    return shares / counted.sum(1, keepdim=True).clamp(min=1)
-
-
 def refuse_numbers(task: Task, key: str, value: Any, why: str, allowed: str = "another one") -> None:
     """Refuse a target that has no classes.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtide.core.base import Shard, Weights
 from fedtide.fields.types import NonNegative, Positive, ingredient
-from fedtide.learn.losses import Columns, CrossEntropy, Loss, is_stacked, known_part
+from fedtide.learn.losses import Columns, Loss, is_stacked, known_part
 from fedtide.learn.task import Task, refuse_numbers
 
 # -- gradient terms ----------------------------------------------------------------------------------------------------
@@ -48,66 +48,53 @@ def terms_of(term: Any) -> tuple[Any, ...]:
 
 
 def kind_of(part: Any) -> Hashable:
-    """Return a key that is equal for losses, or gradient terms, of clients that can be trained together."""
+    """Return a key that is equal for losses, or gradient terms, of clients that can be trained together.
+
+    >>> kind_of(Proximal(1.0)) == kind_of(Proximal(1.0, [torch.tensor([3.0])]))
+    False
+    """
     alike = getattr(part, "alike", None)
     return None if part is None else (type(part), id(part) if alike is None else alike)
 
 
 @dataclass(frozen=True)
 class Proximal:
-    """The gradient of (mu/2) * ||v - w||^2, a pull towards the received parameters w (Li et al. 2020, FedProx).
+    """The gradient of (mu/2) * ||v - a||^2, a pull towards parameters a.
 
-    Only trainable parameters are affected, not running statistics.
+    It is of FedProx (Li et al. 2020) and Ditto (Li et al. 2021). Only trainable parameters are affected, not running
+    statistics. If several clients are trained at once, anchors are (clients, ...), and those that take the step come
+    first.
+
+    Args:
+        mu: strength of the pull.
+        anchor: a; None means the received parameters.
 
     >>> Proximal(0.5)([torch.tensor([3.0])], [torch.tensor([1.0])])
     [tensor([1.])]
-    """
-
-    mu: float
-
-    @property
-    def alike(self) -> float:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.mu
-
-    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Return mu * (v - w)."""
-        pull = list(torch._foreach_sub(now, received))
-        torch._foreach_mul_(pull, self.mu)
-        return pull
-
-    def stacked(self, terms: Sequence["Proximal"], layout: Layout) -> "Proximal":
-        """Return the term of several clients that are trained at once, which have the same `mu`."""
-        return self
-
-
-@dataclass(frozen=True)
-class ProximalTo:
-    """The gradient of (mu/2) * ||v - a||^2, a pull towards parameters other than the received ones (Ditto).
-
-    If several clients are trained at once, anchors are (clients, ...), and those that take the step come first.
-
-    >>> ProximalTo(0.5, [torch.tensor([1.0])])([torch.tensor([3.0])], [torch.tensor([9.0])])
+    >>> Proximal(0.5, [torch.tensor([1.0])])([torch.tensor([3.0])], [torch.tensor([9.0])])
     [tensor([1.])]
-    >>> ProximalTo(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
+    >>> Proximal(0.5, [torch.tensor([[1.0], [2.0]])])([torch.tensor([[3.0]])], [])
     [tensor([[1.]])]
     """
 
     mu: float
-    anchor: list[Tensor] = field(repr=False)
+    anchor: list[Tensor] | None = field(default=None, repr=False)
 
     @property
-    def alike(self) -> float:
+    def alike(self) -> Hashable:
         """Terms of several clients are of one kind if this is equal."""
-        return self.mu
+        return self.mu, self.anchor is None
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return mu * (v - a)."""
-        return Proximal(self.mu)(now, _of_step(self.anchor, now))
+        pull = list(torch._foreach_sub(now, received if self.anchor is None else _of_step(self.anchor, now)))
+        torch._foreach_mul_(pull, self.mu)
+        return pull
 
-    def stacked(self, terms: Sequence["ProximalTo"], layout: Layout) -> "ProximalTo":
-        """Return the term of several clients that are trained at once, which have the same `mu`."""
-        return ProximalTo(self.mu, _side_by_side([layout(term.anchor) for term in terms]))
+    def stacked(self, terms: Sequence["Proximal"], layout: Layout) -> "Proximal":
+        """Return the term of several clients that are trained at once, which are alike."""
+        anchors = [layout(term.anchor) for term in terms if term.anchor is not None]
+        return Proximal(self.mu, _side_by_side(anchors) or None)
 
 
 @dataclass(frozen=True)
@@ -261,152 +248,13 @@ class Distill:
         return F.log_softmax((logits / self.tau).masked_fill(true, least), -1)
 
 
-@dataclass(frozen=True, eq=False)
-class Contrastive:
-    """Model-contrastive loss: features go towards those of the received model, away from the client's last own ones.
-
-    Li, He, Song: *Model-Contrastive Federated Learning*, CVPR 2021, equation 3: `-mu * log( e^(s_g / tau) / (e^(s_g /
-    tau) + e^(s_p / tau)) )`, with `s_g` and `s_p` the cosines of a row's features with those of the two models.
-
-    Args:
-        mu: weight in the loss.
-        tau: temperature.
-        previous: the client's last own model.
-
-    >>> z, glob, own = (torch.tensor([v]) for v in ([1.0, 0.0], [2.0, 0.0], [0.0, 1.0]))
-    >>> away = Contrastive.turn(glob, own)
-    >>> round(Contrastive(1.0, 1.0, Weights({})).each(z, z, torch.tensor([0]), (away,)).item(), 4)  # log(1 + 1/e)
-    0.3133
-    """
-
-    mu: float
-    tau: float
-    previous: Weights
-    columns: ClassVar[int] = 1
-    passes: ClassVar[int] = 2
-    reads_features: ClassVar[bool] = True
-
-    @property
-    def alike(self) -> Hashable:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.mu, self.tau
-
-    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return `turn` of the features by the received and by the last own model, unaugmented, in evaluation mode."""
-        models = received, self.previous
-        return (self.turn(*(task.features(weights, shard.x) for weights in models)),)
-
-    @staticmethod
-    def turn(near: Tensor, far: Tensor) -> Tensor:
-        """Return the difference (rows, d) of unit vectors, whose product with a unit vector is `s_p - s_g`."""
-        return _directed(far.flatten(1))[0] - _directed(near.flatten(1))[0]
-
-    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
-        """Return the loss of every row."""
-        z, _ = _directed(_require_features(features).flatten(1))
-        return self.mu * F.softplus((z * columns[0]).sum(1) / self.tau)
-
-    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Return the loss of every row, and its gradient by the features."""
-        (away,), (z, length) = columns, _directed(features)
-        gap = (z * away).sum(-1, keepdim=True)
-        slope = torch.addcmul(away, gap, z, value=-1).div_(length)  # the gradient of the gap
-        gap = gap[..., 0] / self.tau
-        return self.mu * F.softplus(gap), slope.mul_((gap.sigmoid() * (self.mu / self.tau))[..., None])
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """Contrast of features with the anchors of all classes: towards that of the row's class, away from the others.
-
-    Chen, Xue, Wang, Liu, Huang: *Classifier Clustering and Feature Alignment for Federated Learning under Distributed
-    Concept Drift*, NeurIPS 2024: cross-entropy of `cos(z, a_c) / tau`, over the classes that have an anchor.
-
-    Args:
-        tau: temperature.
-        strength: weight in the loss.
-        anchors: (C, d).
-        classes: (C,) 1 where there is an anchor.
-    """
-
-    tau: float
-    strength: float
-    anchors: Tensor
-    classes: Tensor
-    columns: ClassVar[int] = 3
-    passes: ClassVar[int] = 0
-    reads_features: ClassVar[bool] = True
-
-    @property
-    def alike(self) -> float:
-        """Terms of several clients are of one kind if this is equal."""
-        return self.tau
-
-    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return anchors of length one, next to minus infinity where there is none, and weights of rows, 0 there."""
-        n, least = len(shard), torch.finfo(self.anchors.dtype).min / 4
-        weight = self.strength * self.classes[shard.y]
-        toward, _ = _directed(self.anchors)
-        absent = (self.classes == 0).to(toward.dtype) * least
-        return toward.expand(n, *toward.shape), absent.expand(n, len(absent)), weight
-
-    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
-        """Return the loss of every row."""
-        anchors, absent, weight = columns
-        cos = F.cosine_similarity(_require_features(features)[:, None], anchors, dim=-1) / self.tau
-        return weight * F.cross_entropy(cos + absent, y, reduction="none")
-
-    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Return the loss of every row, and its gradient by the features."""
-        (toward, absent, weight), (z, length) = columns, _directed(features)
-        toward = toward[..., 0, :, :]  # all rows of a client have the same anchors
-        cos = torch.bmm(z, toward.transpose(1, 2))
-        losses, by_cos = CrossEntropy().graded(torch.add(absent, cos, alpha=1 / self.tau), y, None)
-        slope = torch.bmm(by_cos, toward).addcmul_((by_cos * cos).sum(-1, keepdim=True), z, value=-1)
-        return losses * weight, slope.mul_((weight / self.tau)[..., None] / length)
-
-
-@dataclass(frozen=True, eq=False)
-class Pull:
-    """A pull of features towards the mean of the row's class: the mean over coordinates of (z - c_y)^2.
-
-    Xu, Tong, Huang: *Personalized Federated Learning with Feature Alignment and Classifier Collaboration*, ICLR 2023.
-
-    Args:
-        strength: weight in the loss.
-        means: (C, d).
-    """
-
-    strength: float
-    means: Tensor
-    columns: ClassVar[int] = 2
-    passes: ClassVar[int] = 0
-    reads_features: ClassVar[bool] = True
-    alike: ClassVar[bool] = True
-
-    def prepare(self, task: Task, received: Weights, shard: Shard) -> Columns:
-        """Return the mean of each row's class, and the strength."""
-        return self.means[shard.y], self.means.new_full((len(shard),), self.strength)
-
-    def each(self, logits: Tensor, features: Tensor | None, y: Tensor, columns: Columns) -> Tensor:
-        """Return the value of every row."""
-        target, strength = columns
-        return strength * (_require_features(features) - target).square().mean(1)
-
-    def graded(self, logits: Tensor, features: Any, y: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Return the value of every row, and its gradient by the features."""
-        target, strength = columns
-        gap = features - target
-        return strength * gap.square().mean(-1), gap.mul_((strength * (2 / gap.shape[-1]))[..., None])
-
-
-def _directed(vectors: Tensor) -> tuple[Tensor, Tensor]:
+def divide_by_length(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return vectors (..., d) divided by their lengths (..., 1), and these, of at least 1e-8 as in torch's cosines."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-8)
     return vectors / length, length
 
 
-def _require_features(features: Tensor | None) -> Tensor:
+def require_features(features: Tensor | None) -> Tensor:
     """Return features, of a network that has them."""
     if features is None:
         raise TypeError("the task has no features: it needs a network with one branch (`with_branches`)")

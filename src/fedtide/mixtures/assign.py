@@ -10,7 +10,6 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_POSTERIOR = 1e-12
@@ -59,24 +58,6 @@ def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     tensor([0, 1, 1])
     """
     return (assign_by_rank if posterior.shape[1] == 2 else assign_by_cost)(posterior, joint, room)
-
-
-def members_of(member: Tensor, groups: int, preferred: Tensor | None = None) -> Tensor:
-    """Return the mask (K, m) of each component's members; only of those that agree, where there are any.
-
-    Args:
-        member: (m,) assigned components.
-        groups: K.
-        preferred: (m,) components that participants prefer themselves; None asks for no agreement.
-
-    >>> members_of(torch.tensor([0, 0, 1]), 2, torch.tensor([0, 1, 0])).tolist()
-    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    inside = F.one_hot(member, groups).T.double()
-    if preferred is None:
-        return inside
-    agreeing = inside * F.one_hot(preferred, groups).T
-    return torch.where(agreeing.any(1, keepdim=True), agreeing, inside)
 
 
 def assign_by_rank(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""Gaussians in feature space: densities, posteriors and moments, and where they begin.
+"""Gaussians in feature space: densities and posteriors, and where they begin.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6, 10 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen:
-*Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu,
-Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023
-(FedGMM, full covariances). Covariances are diagonal unless a name says otherwise. All computation is in float64 and in
-logarithms. The floor of the variances and the range of the shares are ours.
+Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen:
+*Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 (pFedEM).
+Covariances are diagonal. All computation is in float64 and in logarithms. The floor of the variances and the range of
+the shares are ours.
 
 They begin by federated k-means++ before training, from public samples, or random.
 """
@@ -33,7 +32,6 @@ from fedtide.learn.features import Extract, Features
 
 LEAST_SHARE = 1e-6
 LEAST_VARIANCE = 1e-6
-LEAST_MASS = 1e-8
 
 
 def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
@@ -104,105 +102,6 @@ def floor_variances(var: Tensor, floor: float = 1e-3) -> Tensor:
     """
     var = var.double()
     return var.clamp_min(max(LEAST_VARIANCE, floor * float(var.mean())))
-
-
-def mean_and_variance(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of features (rows, d), each (d,) float64; variance 0 for one row, NaN for none.
-
-    >>> mean_and_variance(torch.tensor([[1.0], [3.0]]))
-    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
-    """
-    z = z.double()
-    mean = z.mean(0)
-    return mean, (z - mean).square_().mean(0)
-
-
-def pool_moments(n: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means of clients' means and variances, by rows (FedTEM, Eq. 10), for each of K groups of clients (K, d).
-
-    Args:
-        n: (K, clients) number of rows of each group that each client has.
-        mu: (clients, d) the mean of each client's rows.
-        var: (clients, d) their variance.
-
-    >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
-    >>> pool_moments(n, mu, var)
-    (tensor([[3.]]), tensor([[1.]]))
-    """
-    share = n / n.sum(1).clamp(min=1.0)[:, None]
-    return share @ mu, share @ var
-
-
-def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
-    """Return log N(z | mu_k, cov_k) for every row and component, full covariances; NaN if one is not definite.
-
-    Args:
-        z: (rows, d) features.
-        mu: (K, d) means.
-        cov: (K, d, d) positive definite.
-
-    Returns:
-        (rows, K), float64.
-
-    >>> full_log_densities(torch.tensor([[3.0, 3.0]]), torch.ones(1, 2), 4 * torch.eye(2)[None])
-    tensor([[-4.2242]], dtype=torch.float64)
-    """
-    z, mu, cov = z.double(), mu.double(), cov.double()
-    densities = []
-    roots, failed = torch.linalg.cholesky_ex(cov)
-    for m, root in zip(mu, roots.masked_fill(failed[:, None, None] > 0, math.nan), strict=True):
-        away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
-        densities.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
-    return torch.stack(densities, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
-
-
-def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) from rows and posteriors.
-
-    A component with total posterior below 1e-8 keeps its mean and variance.
-
-    Args:
-        z: (rows, d) features.
-        gamma: (rows, K) posteriors.
-        mu: (K, d) current means.
-        var: (K, d) current variances.
-
-    >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    >>> [part.flatten().tolist() for part in fit_gaussians(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
-    [[2.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
-    """
-    z, gamma = z.double(), gamma.double()
-    mass = gamma.sum(0)
-    center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
-    # Around the new mean, one component at a time: no (rows, K, d) array and no cancellation.
-    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
-    has_mass = (mass >= LEAST_MASS)[:, None]
-    spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
-    return torch.where(has_mass, center, mu.double()), torch.where(has_mass, spread, var.double()), gamma.mean(0)
-
-
-def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """Take the M-step of FedGMM: means (K, d) and full covariances (K, d, d) from rows and posteriors.
-
-    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code. rho = 0 gives
-    the usual M-step plus 1e-6 on the diagonal.
-
-    Args:
-        z: (rows, d) features, float64.
-        r: (rows, K) posteriors.
-        rho: strength of the pull of components towards a unit ball around 0.
-
-    >>> mu, cov = fit_full_gaussians(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
-    >>> round(mu.item(), 6), round(cov.item(), 6)
-    (2.0, 1.000001)
-    """
-    mass = r.sum(0) + max(rho, LEAST_MASS)
-    mu = r.T @ z / mass[:, None]
-    cov = []
-    for k, center in enumerate(mu):
-        away = z - center
-        cov.append((r[:, k, None] * away).T @ away / mass[k])
-    return mu, torch.stack(cov) + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)
 
 
 @ingredient

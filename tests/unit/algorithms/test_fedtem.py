@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fedtem import Sent, fedtem
+from fedtide.algorithms.fedtem import Sent, fedtem, mean_and_variance
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.cohorts import Arrivals
 from fedtide.core.base import Moment, Shard
@@ -115,6 +115,17 @@ def test_the_lowest_of_equals():
     for selection in ("greedy", "bayes"):
         work, payload, shard, _, _ = client([0.5, 0.5], mu=((0.0,) * WIDTH,) * 2, selection=selection)
         assert branch_at(work, payload, shard, Rng(0)) == 0
+
+
+# -- moments of features -----------------------------------------------------------------------------------------------
+
+
+def test_moments_by_hand():
+    """Column 1: 1, 3, 5 has mean 3 and squares 4, 0, 4; column 2 is constant."""
+    mean, var = mean_and_variance(torch.tensor([[1.0, 7.0], [3.0, 7.0], [5.0, 7.0]]))
+    assert mean.tolist() == [3.0, 7.0]
+    assert var.tolist() == pytest.approx([8 / 3, 0.0], abs=1e-15)
+    assert mean.dtype == var.dtype == torch.float64
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.fielding import State, cluster_reports, recluster
+from fedtide.algorithms.fielding import MovingCenters, State, cluster_reports, recluster
 from fedtide.clusters.clusterer import KMeans
+from fedtide.clusters.distance import means
 from fedtide.clusters.representation import Embedding, Gradient, Labels
 from fedtide.core.base import Moment, Weights
 from fedtide.core.errors import FedtideError
@@ -211,3 +212,29 @@ def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
         assert len(changed) <= 4
         before = step.state.inner
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["l1", "sq-l2", "cosine", "js"])
+def test_centers_are_those_of_all_members_after_each_move(kind):
+    """A cluster that is left by all keeps its center."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(12, 4, generator=draw, dtype=torch.float64)
+    x = x / x.sum(1, keepdim=True)
+    label = torch.tensor([0, 1, 2, 2, 1, 0, -1, 1, 2, 0, -1, 0])
+    centers = means(x[label >= 0], label[label >= 0], 3, x[:3], kind)
+    clusters = MovingCenters(x, label, centers, kind)
+    for i in [*range(12), 3, 8]:
+        new = i % 2
+        clusters.move(i, new)
+        label[i] = new
+        centers = means(x[label >= 0], label[label >= 0], 3, centers, kind)
+        torch.testing.assert_close(clusters.centers, centers, rtol=0, atol=1e-12)
+    assert clusters.counts.tolist() == label.bincount(minlength=3).tolist() == [6, 6, 0]
+
+
+def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
+    x, centers = torch.tensor([[9.0], [0.0], [9.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
+    assert MovingCenters(x, torch.tensor([1, -1, 2]), centers, "l1").nearest(1) == 1

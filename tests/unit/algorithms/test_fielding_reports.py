@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.fielding import Places, fielding
 from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.clusters.clusterer import KMeans
-from fedtide.clusters.representation import Embedding, Gradient, Labels, Places, hashing
+from fedtide.clusters.representation import Embedding, Gradient, Labels, hashing
 from fedtide.clusters.rounds import Served
 from fedtide.clusters.triggers import Adaptive, FixedFraction, event_of
 from fedtide.cohorts import Everyone, Nearest

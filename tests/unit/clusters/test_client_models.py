@@ -9,11 +9,11 @@ from torch import nn
 
 from fedtide.algorithms.cfl import weighted_mean
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.algorithms.fesem import mean_client_models
 from fedtide.clusters.client_models import (
     REVEALED,
     ClientModels,
     flatten_model,
-    mean_client_models,
     mix_client_models,
     no_models,
     reveal_model,

@@ -8,7 +8,7 @@ import torch
 
 from fedtide.clusters import clusterer
 from fedtide.clusters import lloyd as fits
-from fedtide.clusters.clusterer import KMeans, dbscan, elbow, silhouettes
+from fedtide.clusters.clusterer import KMeans, dbscan, silhouettes
 from fedtide.clusters.distance import Joint, Kind, between, means, set_scales
 from fedtide.clusters.lloyd import draw_starts, kmeans_for_each, lloyd
 from fedtide.core.errors import FedtideError
@@ -212,11 +212,3 @@ def test_clusters_by_density_are_those_of_scikit_learn(seed, min_samples):
         for eps in (0.0, 0.2, 0.4, 1.0, 9.0):
             theirs = sklearn.DBSCAN(eps=eps or 1e-300, min_samples=min_samples, metric="precomputed").fit_predict(far)
             assert dbscan(torch.from_numpy(far), eps, min_samples).tolist() == theirs.tolist()
-
-
-def test_the_elbow_is_the_farthest_below_the_line_between_the_ends():
-    """0, 1, 2, 9 against 0, 3, 6, 9: 2 is the farthest below. A line has no elbow but its end."""
-    assert elbow(torch.tensor([9.0, 2.0, 0.0, 1.0])) == 2.0
-    assert elbow(torch.tensor([2.0, 2.0, 2.0])) == 2.0
-    assert elbow(torch.tensor([1.0, 3.0])) == 3.0
-    assert elbow(torch.tensor([7.0])) == 7.0

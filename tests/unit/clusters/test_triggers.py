@@ -1,11 +1,10 @@
-"""Moves, triggers and what new clusters take over, by hand."""
+"""Triggers and what new clusters take over, by hand."""
 
 import math
 
 import pytest
 import torch
 
-from fedtide.clusters.clusterer import MovingCenters
 from fedtide.clusters.distance import Joint, between, distances_within, heterogeneity, is_wider, lengths, means
 from fedtide.clusters.triggers import Adaptive, Event, FixedFraction, Gain, Learned, Width, event_of, theta
 from fedtide.core.errors import FedtideError
@@ -31,32 +30,6 @@ def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: to
     anew[drifted] = moved
     label[drifted] = filled.nonzero()[:, 0][between(anew[drifted], before[filled], "l1").argmin(1)]
     return event_of(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1", unasked)
-
-
-# -- moves ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["l1", "sq-l2", "cosine", "js"])
-def test_centers_are_those_of_all_members_after_each_move(kind):
-    """A cluster that is left by all keeps its center."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.rand(12, 4, generator=draw, dtype=f64)
-    x = x / x.sum(1, keepdim=True)
-    label = torch.tensor([0, 1, 2, 2, 1, 0, -1, 1, 2, 0, -1, 0])
-    centers = means(x[label >= 0], label[label >= 0], 3, x[:3], kind)
-    clusters = MovingCenters(x, label, centers, kind)
-    for i in [*range(12), 3, 8]:
-        new = i % 2
-        clusters.move(i, new)
-        label[i] = new
-        centers = means(x[label >= 0], label[label >= 0], 3, centers, kind)
-        torch.testing.assert_close(clusters.centers, centers, rtol=0, atol=1e-12)
-    assert clusters.counts.tolist() == label.bincount(minlength=3).tolist() == [6, 6, 0]
-
-
-def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
-    x, centers = torch.tensor([[9.0], [0.0], [9.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
-    assert MovingCenters(x, torch.tensor([1, -1, 2]), centers, "l1").nearest(1) == 1
 
 
 # -- theta and shifts -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtide.mixtures.feature_gaussians import clip_shares, log_densities, mean_and_variance, posteriors
+from fedtide.mixtures.feature_gaussians import clip_shares, log_densities, posteriors
 
 f64 = torch.float64
 
@@ -43,14 +43,6 @@ def test_posteriors_by_hand():
     assert float(joint[0, 0] - joint[0, 1]) == pytest.approx(math.log(2), abs=1e-14)
     even, _ = posteriors(z[:1], mu, var, torch.tensor([1.0, 2.0], dtype=f64) / 3)
     torch.testing.assert_close(even, torch.full((1, 2), 0.5, dtype=f64))
-
-
-def test_moments_by_hand():
-    """Column 1: 1, 3, 5 has mean 3 and squares 4, 0, 4; column 2 is constant."""
-    mean, var = mean_and_variance(torch.tensor([[1.0, 7.0], [3.0, 7.0], [5.0, 7.0]]))
-    assert mean.tolist() == [3.0, 7.0]
-    assert var.tolist() == pytest.approx([8 / 3, 0.0], abs=1e-15)
-    assert mean.dtype == var.dtype == f64
 
 
 # -- other people's code ----------------------------------------------------------------------------------------------
