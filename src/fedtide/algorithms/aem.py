@@ -285,13 +285,12 @@ def aem(
 
     predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
     algorithm = Algorithm("aem", init, {"train": train}, round, serve, predict, adapt, as_served, check)
-    algorithm = replace(algorithm, options={"clusters": clusters})
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
     traits: Any = {"sends": (Sent, Served), "models": "clusters", "refuses": NOT_POOLED}
     traits |= {"personal": {"mixture": Mixture()}}
     choosing = with_cohort(algorithm, cohort, task, local, forward=forward, **traits)
-    return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
+    return replace(with_way(choosing, mixture, Networks(task), "mixture", clusters=clusters), unpersonalized=choosing)
 
 
 def in_use(state: State) -> Tensor:

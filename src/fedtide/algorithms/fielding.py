@@ -69,8 +69,8 @@ from fedtide.clusters.rounds import (
     train_clusters,
 )
 from fedtide.clusters.triggers import Adaptive, FixedFraction, Gain, Learned, Trigger, event_of, has_val, trigger_on
-from fedtide.cohorts import Arrivals, Cohort, Uniform
-from fedtide.cohorts.selection import Serve
+from fedtide.cohorts import Arrivals, Cohort, Nearest, Uniform
+from fedtide.cohorts.selection import Known, Serve
 from fedtide.core.base import (
     Algorithm,
     Answer,
@@ -178,6 +178,7 @@ def fielding(
     """
     train = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
     totals = fair_totals if q else None
+    by_reports = isinstance(cohort, Nearest)  # it compares the representations that clients report anyway
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
@@ -191,7 +192,7 @@ def fielding(
             baseline=none[:1],
             distance=representation.distance_of(task),
             trigger=trigger.start(),
-            cohort=cohort.init_unasked(fleet),
+            cohort=None if by_reports else cohort.init(fleet),
         )
         state, drifted = ask_reports(state, fleet, fleet.reachable)
         if not len(drifted):
@@ -210,14 +211,13 @@ def fielding(
         reply = fleet.ask("report", clients, model_to_report(state), reveal=("representation",))
         if not len(reply.clients):
             return state, reply.clients
-        state = with_reports(state, reply.clients, reply.rows["representation"])
-        memo = cohort.record(state.cohort, reply.clients, reply.rows["representation"])
-        return replace(state, cohort=memo), reply.clients
+        return with_reports(state, reply.clients, reply.rows["representation"]), reply.clients
 
     def pick_participants(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
         models, cluster = partial(serve, state), state.trains_with
-        return pick_per_cluster(cohort, state.cohort, fleet, rng, models, cluster, len(state.weights))
+        memo = Known(state.reported, state.cluster >= 0) if by_reports else state.cohort
+        return pick_per_cluster(cohort, memo, fleet, rng, models, cluster, len(state.weights))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         participants = pick_participants(state, fleet, rng) if reporters == "participants" else None
@@ -286,7 +286,7 @@ def fielding(
         has_val(trigger),
         sends=(Places,),
         forward={"report": passes},
-        asks=[question for question in cohort.asks if question not in cohort.recorded],
+        asks=() if by_reports else cohort.asks,
         reveals=("representation",),
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",

@@ -62,7 +62,7 @@ def knn_per(
     plain = replace(fedavg(task, local, server, cohort, weighting), name="knn-per")
     usual = {"k": Neighbors.k, "lam": Neighbors.lam, "layer": Neighbors.layer}
     plain = replace(plain, traits=replace(plain.traits, personal=usual))
-    voting = with_way(plain, Neighbors(k, lam, layer), Networks(task), "knn-per", late=True)
+    voting = with_way(plain, Neighbors(k, lam, layer), Networks(task), "knn-per", clusters=1)
     return replace(voting, unpersonalized=plain)
 
 

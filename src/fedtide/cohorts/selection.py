@@ -69,8 +69,6 @@ class Picking(Protocol):
 
     asks: ClassVar[tuple[str, ...]] = ()
     """Questions of the cohort, each also the name of the value revealed per client: "count", "labels", "loss"."""
-    recorded: ClassVar[tuple[str, ...]] = ()
-    """Those of them that need not be asked where a method records reports of its own (`record`)."""
     reveals: ClassVar[tuple[str, ...]] = ()
     """Values that it needs from the answers to "train": () or ("utility",)."""
     clients_per_round: int | None = None
@@ -83,14 +81,6 @@ class Picking(Protocol):
     def init(self, fleet: Fleet) -> Any:
         """Return the first memo; None if there is none."""
         return None
-
-    def init_unasked(self, fleet: Fleet) -> Any:
-        """Return the first memo for a method that records reports of its own (`record`)."""
-        return self.init(fleet)
-
-    def record(self, memo: Any, clients: Tensor, reports: Tensor) -> Any:
-        """Return the memo after reports (n, width) of some clients (n,) to a method that compares clients by them."""
-        return memo
 
     def renewed(self, memo: Any) -> Any:
         """Return the memo once clusters have been made anew."""
@@ -384,18 +374,11 @@ class Nearest(Sized):
     distance: Literal["l1", "l2"] = "l1"
     kind: Literal["nearest"] = "nearest"
     asks: ClassVar[tuple[str, ...]] = ("labels",)
-    recorded: ClassVar[tuple[str, ...]] = ("labels",)
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their label distributions."""
-        return self.record(self.init_unasked(fleet), *ask_reachable(fleet, "labels"))
-
-    def init_unasked(self, fleet: Fleet) -> Known:
-        """Return the memo without reports."""
-        return no_reports(len(fleet.clients), 0)
-
-    def record(self, memo: Known, clients: Tensor, reports: Tensor) -> Known:
-        """Record representations (clients, width), for methods with others than label distributions."""
+        clients, reports = ask_reachable(fleet, "labels")
+        memo = no_reports(len(fleet.clients), 0)
         return with_reports(memo, clients, reports) if len(clients) else memo
 
     def select(self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor, m: int) -> Tensor:

@@ -216,7 +216,6 @@ class Privacy(Strict):
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
         adapt: bounds that adapt, by the name of their value, such as `{ delta = { quantile = 0.5 } }`. Then `clip` has
             the bound of round 0.
-        unit: what is protected: all that a client ever says.
         noise: "plain" noise is fresh in each round. "banded" noise is correlated over the rounds between two answers of
             a client, so that much of it cancels in the model.
         distance: smallest number of rounds from one answer of a client to its next; before that it is not asked. None
@@ -233,7 +232,6 @@ class Privacy(Strict):
     delta: InnerFraction = 1e-5
     clip: dict[str, Positive] = Field(min_length=1)
     adapt: dict[str, Adaptive] = Field(default_factory=dict)
-    unit: Literal["client"] = "client"
     noise: Literal["plain", "banded"] = "plain"
     distance: Count | None = None
     times: Count | None = None

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedtide.core.base import Slotted, Weighted, Weights
+from fedtide.core.bounds import DEEPEST
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.trees import Tree, children, is_node, unshare
 
@@ -40,9 +41,6 @@ NAMES = {dtype: name for name, (dtype, _) in DTYPES.items()}
 
 FLOATS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """Plain numbers that JSON has no spelling for."""
-
-DEEPEST = 32
-"""How deep a tree may be nested that anyone may have written."""
 
 LONGEST = 2**40
 """Largest dimension of a shape, which matters only if another one is zero."""

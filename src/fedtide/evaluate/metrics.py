@@ -481,14 +481,14 @@ class Measure:
         """True if a difference is not above 0, or not clearly; with fewer than three seeds the mean decides."""
         return self.mean is not None and (self.mean <= 0 or self.clarity(self.mean) == "unclear")
 
-    def side(self, bound: float = 0.0) -> int:
-        """Return 1 for a mean clearly above the bound, -1 for one clearly below, else 0.
+    def side(self) -> int:
+        """Return 1 for a mean clearly above 0, -1 for one clearly below, else 0.
 
-        >>> [Measure(mean, 0.1, [0.0] * 5).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
+        >>> [Measure(mean, 0.1, [0.0] * 5).side() for mean in (0.3, 0.1, -0.3)], Measure(1.0, None, [1.0]).side()
         ([1, 0, -1], 0)
         """
-        gap = (self.mean or 0.0) - bound
-        return int(math.copysign(1, gap)) if self.clarity(gap) == "clear" else 0
+        mean = self.mean or 0.0
+        return int(math.copysign(1, mean)) if self.clarity(mean) == "clear" else 0
 
 
 UNKNOWN = Measure(None, None, [])

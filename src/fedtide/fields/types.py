@@ -220,6 +220,7 @@ Spelled = BeforeValidator(by_kind)
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DAY = float(UNITS["d"])
 LONGEST = 366 * UNITS["d"]
 
 

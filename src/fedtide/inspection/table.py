@@ -23,13 +23,11 @@ from fedtide.data.sources.frames import Roles, local
 from fedtide.data.sources.series import Series
 from fedtide.data.sources.table_files import Spelling, read_names
 from fedtide.draw.prose import listed
-from fedtide.fields.types import LARGEST, OBEYED, seconds_of
+from fedtide.fields.types import DAY, LARGEST, OBEYED, seconds_of
 from fedtide.runs.build import cohort_size, population_of
 
 ROWS, ROWS_OF_CLIENT = 20_000, 20
 """Rows of a study that are inspected, and those of a client in a round."""
-DAY = 86_400.0
-"""Seconds for which a period of a study counts."""
 EARLIEST, LATEST = -62_135_542_800, 253_402_246_800
 """Seconds since 1970 of the times that clocks of all zones show: 15 hours within the years 1 to 9999."""
 MOST_CATEGORIES = 30
@@ -282,7 +280,7 @@ def of_study(experiment: Experiment, where: str) -> Table:
     if people.rows.steps is not None or not isinstance(people.rows, Rows):
         raise refused(f"{where}: inspect", "sequences", "rows with a label each")
     cohort, draw = cohort_size(method, people.registered), Rng(seed).at("inspected").numpy()
-    day = DAY * rounds / max(rounds - 1, 1) / (experiment.period or rounds)
+    day = DAY * rounds / max(rounds - 1, 1) / (experiment.period or rounds)  # a period of a study counts as one
     drawn: set[int] = set()
     pairs, owners, times = [], list[str](), list[float]()
     for number in draw.permutation(rounds).tolist():

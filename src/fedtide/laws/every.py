@@ -409,11 +409,6 @@ def one_slot_each(case: Case) -> None:
     *_, scores = judged(run)
     if scores.choice is not None:
         hold(torch.equal(scores.choice.sum(1), scores.rows), "`predict` does not name the model of every row")
-    # Clusters that a state names: members of each cluster, or the cluster of each client.
-    belongs = getattr(run.state, "belongs", None)
-    if belongs is not None:
-        once = torch.equal(belongs.sum(0), torch.ones(belongs.shape[1], dtype=torch.int64))
-        hold(once, "`state.belongs` has a client in several clusters, or in none")
 
 
 def row_order(case: Case) -> None:

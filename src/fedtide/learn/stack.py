@@ -28,7 +28,7 @@ from fedtide.learn.terms import terms_of
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors of torch if several copies of a model cannot be trained at once."""
 
-RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+RANDOM = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
 """Modules that draw random numbers in training."""
 
 

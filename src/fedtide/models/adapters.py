@@ -125,7 +125,7 @@ def _layers(base: nn.Module) -> list[str]:
     """Return the names of the layers that may get adapters: those with a matrix, which they themselves apply."""
     parts = dict(base.named_modules())
     others = [HEAD, *(name for name, layer in parts.items() if isinstance(layer, nn.MultiheadAttention))]
-    matrices = {name: layer._parameters.get("weight") for name, layer in parts.items()}
+    matrices = {name: dict(layer.named_parameters(recurse=False)).get("weight") for name, layer in parts.items()}
     return [
         name
         for name, matrix in matrices.items()

@@ -23,7 +23,7 @@ class BaseParameter(nn.Parameter):
 
     def __new__(cls, data: Tensor, places: Any = None) -> Self:
         """Return a parameter; `places` has its numbers by device and type, for all copies."""
-        param = torch.Tensor._make_subclass(cls, data.detach(), False)
+        param = super().__new__(cls, data.detach(), False)
         param.places = {(data.device, data.dtype): data.detach()} if places is None else places
         return param
 
@@ -55,10 +55,10 @@ def release(module: nn.Module) -> nn.Module:
 def _replaced(module: nn.Module, change: Callable[[Tensor], nn.Parameter]) -> nn.Module:
     changed: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
-        for name, param in part._parameters.items():
-            if param is not None and param not in changed:
+        for name, param in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if param not in changed:
                 changed[param] = change(param)
-            part._parameters[name] = None if param is None else changed[param]
+            setattr(part, name, changed[param])
     return module
 
 
@@ -80,7 +80,7 @@ def fixed_buffers(module: nn.Module) -> set[str]:
     """
     if not has_base(module):
         return set()
-    norms = {name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._NormBase)}
+    norms = {name for name, part in module.named_modules() if hasattr(part, "track_running_stats")}
     return {name for name, _ in module.named_buffers() if name.rpartition(".")[0] not in norms}
 
 

@@ -32,6 +32,8 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "he": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
 }
 """Functions that draw weights, by the names of initial weights."""
+DRAWN = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+"""Layers whose weights they draw."""
 
 
 def initialize(module: nn.Module, init: Init) -> None:
@@ -50,7 +52,7 @@ def initialize(module: nn.Module, init: Init) -> None:
         return
     draw = DRAWS[init]
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+        if isinstance(layer, DRAWN):
             draw(layer.weight.detach())
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

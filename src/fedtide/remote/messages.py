@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from fedtide.core.base import Grouping
+from fedtide.core.bounds import HEADER
 from fedtide.core.codec import parse
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.trees import Tree
@@ -104,9 +105,6 @@ class Carrier(Protocol):
     def pull(self) -> list[Response]:
         """Return the responses since the last pull."""
 
-
-HEADER = 2**20
-"""Bytes that a header may have as JSON."""
 
 LONGEST = 2**31 - 1
 

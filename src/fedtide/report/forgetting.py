@@ -204,15 +204,14 @@ class Transfer:
                 out[which] = self.accuracy[before[-1], which] - chance
         return out
 
-    def recoveries(self, tolerance: float = TOLERANCE, window: int | None = None) -> list[float]:
-        """Return for each return of a distribution the rounds until it is within `tolerance` of its last turn's level.
+    def recoveries(self, window: int | None = None) -> list[float]:
+        """Return for each return of a distribution the rounds until it is within `TOLERANCE` of its last turn's level.
 
         They are counted from the round in which it became the majority to the first evaluation at the level. They are 0
         if it had not fallen, and infinity if the turn was too short. A turn is left out if it has no evaluation, the
         last turn had no level, or the end of the run cut it off.
 
         Args:
-            tolerance: as a share.
             window: number of last rounds in which a turn must end to count; None counts all.
         """
         out = []
@@ -220,7 +219,7 @@ class Transfer:
             last = self._last[k, turn.which]
             if last < 0 or (window is not None and turn.end <= self.turns[-1].end - window):
                 continue
-            level, values = self._level[last] - tolerance, self.accuracy[:, turn.which].tolist()
+            level, values = self._level[last] - TOLERANCE, self.accuracy[:, turn.which].tolist()
             absent = [v for n, v in zip(self.after, values, strict=True) if self.turns[last].end < n <= turn.first]
             inside = [(n, v) for n, v in zip(self.after, values, strict=True) if turn.first < n <= turn.end]
             reached = [float(n - turn.first) for n, value in inside if value >= level]

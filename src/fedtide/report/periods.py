@@ -17,6 +17,7 @@ from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import swing
 from fedtide.evaluate.references import KEYS, reference_words
 from fedtide.evaluate.rounds import score_in, weight_in
+from fedtide.fields.types import DAY
 from fedtide.mixtures.rhythm import order_like
 from fedtide.report.formats import Number, percent, points, rounds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
@@ -36,7 +37,6 @@ RHYTHM = (
 
 NUMBERS = (SWING, *RHYTHM)
 
-DAY = 86400.0
 NOTHING = 1e-9
 """Weight of an evaluation that has none."""
 

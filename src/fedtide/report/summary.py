@@ -60,7 +60,7 @@ class MethodSummary:
 
     def against(self, other: "MethodSummary", name: str) -> Measure:
         """Return the difference to the measure of another method over the seeds of both."""
-        return Measure.of(list(self.minus(other, name).values()))
+        return gap(self.by_seed(name), other.by_seed(name))
 
     @property
     def score(self) -> str:

@@ -35,6 +35,7 @@ from fedtide.data.sources.cells import YEAR_1973
 from fedtide.data.sources.files import find
 from fedtide.data.sources.tabular import Every
 from fedtide.evaluate.metrics import SHIPPED
+from fedtide.fields.types import DAY
 from fedtide.learn.device import CPU
 from fedtide.models.model_files import digests_of_model, locate_model
 from fedtide.models.tokenizing import padding_in
@@ -56,8 +57,6 @@ PACKAGE = "fedtide_study"
 """Name of the app's package."""
 APART = 100.0
 """Ratio of the standard deviations of two features from which a person is told."""
-DAY = 86_400.0
-"""Seconds."""
 TICKETS = "tickets"
 """Folder with a ticket for each node."""
 MODULE = '''"""The {end} of the study: Fedtide, as it is installed here."""

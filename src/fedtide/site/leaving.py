@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import flush
-from fedtide.core.errors import FedtideError, in_shell, missing
+from fedtide.core.errors import in_shell, missing
 from fedtide.core.record import ASKS, LEDGER, check_marks, read_lines
 from fedtide.draw.prose import counted
 from fedtide.remote.asks import ANSWERED
@@ -110,8 +110,7 @@ def rounds_of(lines: Sequence[Mapping[str, Any]], name: str) -> list[int]:
 def describe_released(site: Site, clients: Sequence[int]) -> Iterator[str]:
     """Say in lines what a private study has released with some clients."""
     ledger = ledger_for(site.experiment, algorithm_without_rows(site.experiment, site.about.rows))
-    if ledger is None:
-        raise FedtideError(f"{site.root}: is not private")
+    assert ledger is not None  # the caller asks it of private studies alone
     spent = ledger.fresh(lines=read(site.record / LEDGER))
     for client in clients:
         rounds = spent.released(client)

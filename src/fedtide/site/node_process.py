@@ -23,6 +23,7 @@ from socket import socketpair
 from typing import Any, TextIO
 
 from fedtide.core.atomic import is_locked, lock, open_lock, write_text
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.this_machine import end_with_parent
 from fedtide.remote.grpc.line import Answer, Caller, Failed, Line
@@ -330,7 +331,7 @@ def answer_questions(line: Connection, handle: Handle, say: Callable[[str], None
     line.send_bytes(b"ready")
     with contextlib.suppress(EOFError, OSError):
         while True:
-            content, payload = line.recv_bytes(messages.HEADER), line.recv_bytes()
+            content, payload = line.recv_bytes(HEADER), line.recv_bytes()
             answer: tuple[Mapping[str, Any], bytes]
             try:
                 header = messages.from_json(content)

@@ -21,7 +21,7 @@ from fedtide.draw.html import render
 from fedtide.draw.prose import counted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import OVER_CLIENTS
-from fedtide.fields.types import seconds_of
+from fedtide.fields.types import DAY, seconds_of
 from fedtide.fleets.engines import Host
 from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.fleets.totals import Vectors
@@ -54,8 +54,6 @@ WRITE = 1.0
 """Seconds between two writings of the status file."""
 LOOK = 1.0
 """Seconds between two looks at the keys of the roster."""
-DAY = 86_400.0
-"""Seconds between two looks at the server's certificate."""
 SETTLE = 20.0
 """Seconds for which a server waits for admitted nodes beyond the fewest, when it is started or if nobody answered."""
 AGAIN = 300.0

@@ -79,7 +79,7 @@ class Personalized(Transform):
         return dict(zip(names_of(self.others), self.others, strict=True))
 
 
-def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: bool = False) -> Algorithm:
+def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, clusters: int | None = None) -> Algorithm:
     """Return an algorithm whose clients personalize in one way.
 
     Args:
@@ -87,7 +87,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         way: the personalization, which is written at `key`.
         nets: the clients' networks.
         key: where the way stands, for errors.
-        late: whether it is checked before a run, and not now, because a transform may replace it.
+        clusters: number of models if the way is checked before a run, and not now, because a transform may replace it.
 
     Raises:
         FedtideError: it is no personalization, or a network of it does not fit the samples.
@@ -100,12 +100,12 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: 
         assert algorithm.plain is not None
         inner = unpersonalized(algorithm.plain)
         return apply(replace(with_way(inner, way, nets, key), plain=None, transforms=()), *algorithm.transforms)
-    clusters = algorithm.options.get("clusters", 1)
+    late, count = clusters is not None, clusters or algorithm.options.get("clusters", 1)
 
     def check(clients: Holdings | None) -> None:
         if clients is not None and algorithm.check is not None:
             algorithm.check(clients)
-        way.check(nets, (clusters if isinstance(clusters, int) else 1) + anchored, key)
+        way.check(nets, (count if isinstance(count, int) else 1) + anchored, key)
 
     if not late:
         check(None)

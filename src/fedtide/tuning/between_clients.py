@@ -56,7 +56,7 @@ from fedtide.learn.task import Task
 from fedtide.runs.build import algorithm_of
 from fedtide.transforms.on_need import judge_question
 from fedtide.transforms.transform import Sending, each_slot
-from fedtide.tuning.ladder import climbing, half
+from fedtide.tuning.ladder import climbing, half, rungs_of
 from fedtide.wire.pipeline import why_not
 
 COMPARE = "compare"
@@ -199,8 +199,7 @@ def rung_ends(rounds: int, methods: int) -> tuple[int, ...]:
     >>> rung_ends(9, 4), rung_ends(9, 2), rung_ends(1, 4)
     ((5, 9), (9,), (1,))
     """
-    lower = math.ceil(rounds / 2)
-    return (rounds,) if lower >= rounds or half(methods) >= methods else (lower, rounds)
+    return (rounds,) if half(methods) >= methods else rungs_of(rounds, 1)
 
 
 def tournament(task: Task, entries: Entries) -> Algorithm[State]:

@@ -92,10 +92,10 @@ def pays_for_all(costs: Sequence[Cost], rounds: int, step: int) -> float:
     >>> planned(costs, 16, 1, seconds).entries, planned(costs, 16, 1, seconds - 1).entries
     (8, 7)
     """
-    return needed(costs, Ladder(_rungs(rounds, step), 1, len(costs)))
+    return needed(costs, Ladder(rungs_of(rounds, step), 1, len(costs)))
 
 
-def _rungs(rounds: int, step: int) -> tuple[int, ...]:
+def rungs_of(rounds: int, step: int) -> tuple[int, ...]:
     """Return the rungs of all rounds: half of them, in multiples of the step, and all."""
     lower = step * math.ceil(rounds / 2 / step)
     return (rounds,) if lower >= rounds else (lower, rounds)
@@ -115,9 +115,9 @@ def planned(costs: Sequence[Cost], rounds: int, step: int, seconds: float) -> La
     """
     top = rounds
     while True:
-        lower = _rungs(top, step)[0]
+        lower = rungs_of(top, step)[0]
         last = lower >= top or lower < LEAST_ROUNDS
-        rungs = (top,) if top < rounds else _rungs(top, step)
+        rungs = (top,) if top < rounds else rungs_of(top, step)
         fewest = LEAST if last else min(FEW, len(costs))
         plans = [Ladder(rungs, seeds, len(costs)) for seeds in (3, 2, 1)]
         plans += [Ladder(rungs, 1, entries) for entries in range(len(costs) - 1, fewest - 1, -1)]

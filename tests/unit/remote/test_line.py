@@ -17,11 +17,12 @@ pytest.importorskip("grpc")
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.fields.types import LONGEST
 from fedtide.remote.grpc import line as lines
 from fedtide.remote.grpc.line import CAUSES, Failed, Line, meaning
-from fedtide.remote.grpc.stream_protocol import HEADER, MOST, Message, claim_bytes, make_nonce, next_message
+from fedtide.remote.grpc.stream_protocol import MOST, Message, claim_bytes, make_nonce, next_message
 from fedtide.site import certificates
 from fedtide.wire.keys import verify_signature
 from helpers.between import Between, listening, serving

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
-from fedtide.remote.messages import HEADER, AnswerHeader, WorkHeader, from_json, read, read_question
+from fedtide.remote.messages import AnswerHeader, WorkHeader, from_json, read, read_question
 
 ASK: dict[str, Any] = {
     "kind": "ask", "protocol": 1, "run": "0123abcd", "question": "train", "purpose": "train#1",

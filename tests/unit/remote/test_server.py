@@ -19,12 +19,13 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import door
 from fedtide.remote.grpc import grpc_carrier as server
 from fedtide.remote.grpc.grpc_carrier import GrpcCarrier
 from fedtide.remote.grpc.line import channel_to, tell_disagreement
-from fedtide.remote.grpc.stream_protocol import HEADER, METHOD, PIECE, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import METHOD, PIECE, Broken, Head, Message
 from fedtide.site import certificates
 from fedtide.wire.keys import spell_public
 from helpers.callers import (

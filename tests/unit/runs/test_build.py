@@ -151,9 +151,9 @@ def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
 
 OWN_COHORT = """
 class First:
-    asks = recorded = reveals = ()
+    asks = reveals = ()
     clients_per_round, over_selection, deadline = 2, 1.0, None
-    init = init_unasked = record = renewed = learn = lambda self, memo, *others: memo
+    init = renewed = learn = lambda self, memo, *others: memo
     pick = lambda self, memo, fleet, rng, serve, among=None, m=None: fleet.reachable[:2]
     asked = lambda self, reachable=0: 2
 """

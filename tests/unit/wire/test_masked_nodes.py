@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedtide.core import codec
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -21,7 +22,6 @@ from fedtide.laws.every import Time
 from fedtide.remote import opening
 from fedtide.remote.asks import LOST, REFUSED, UNOPENED, UNSIGNED
 from fedtide.remote.messages import (
-    HEADER,
     KeyHeader,
     Response,
     dealt_tree,

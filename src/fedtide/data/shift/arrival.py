@@ -23,6 +23,7 @@ from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.data.ragged import Ragged, count_pairs, rank_rows
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.fields.types import (
+    DAY,
     Count,
     Duration,
     Positive,
@@ -379,7 +380,7 @@ class Calendar(Holding):
         >>> Calendar(window="1h").whole(400), Calendar(window="1h").whole(60), Calendar(window="7d").whole(60)
         (336, 48, 60)
         """
-        for cycle in (7 * 86400.0, 86400.0):
+        for cycle in (7 * DAY, DAY):
             windows = cycle / self.seconds
             if windows >= 1 and (count := int(rounds // windows)):
                 return round(count * windows)
@@ -408,7 +409,7 @@ class Calendar(Holding):
         first, last = float(rows.min()), float(rows.max())
         zone, length, begin = zone_of(self.zone), self.seconds, self.starts(rows)
         span = last - begin.replace(tzinfo=zone).timestamp()
-        count = int((span + 86400) // length) + 2  # clocks may be set forward meanwhile
+        count = int((span + DAY) // length) + 2  # clocks may be set forward meanwhile
         if span < 0:
             shown_begin = begin.isoformat(" ", "minutes")
             allowed = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"

@@ -32,7 +32,7 @@ from fedtide.data.sources.table_files import (
 )
 from fedtide.data.sources.written import MARKS, Decimal, Numbers, find_decimal, find_missing, read_numbers
 from fedtide.draw.prose import counted, listed
-from fedtide.fields.types import LARGEST
+from fedtide.fields.types import DAY, LARGEST
 
 Clock = Literal["utc", "written"]
 Where = Callable[[int], str]
@@ -135,7 +135,7 @@ class Cells:
                     shown = " ".join(f"{part[row]:g}" for part in parts)
                     allowed = "year, month, day, hour, minute, second"
                     raise refused(f"{self.where(row)}: {', '.join(names)}: time", shown, allowed) from None
-            unit = (86400.0, 3600.0, 60.0, 1.0)[min(len(names), 6) - 3]  # seconds of the last column
+            unit = (DAY, 3600.0, 60.0, 1.0)[min(len(names), 6) - 3]  # seconds of the last column
             return np.array(at) + unit * rest, ""
         seconds, words = self._times(names[0], clock)
         if len(names) == 1:
@@ -779,7 +779,7 @@ class Column:
             if (dates.within_2000_to_2035(values / dates.EPOCHS[unit])).all():
                 return f"{unit} since 1970"
         with np.errstate(over="ignore"):
-            seconds = (values - dates.EXCEL_1970) * 86400
+            seconds = (values - dates.EXCEL_1970) * DAY
         spreadsheet = dates.within_2000_to_2035(seconds).all() and (values % 1).any()
         return "days of a spreadsheet" if spreadsheet else ""
 

@@ -680,9 +680,9 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
     if type(module) is not nn.Sequential:
         yield name, module
         return
-    for inner, layer in module._modules.items():  # `named_children` leaves out one that comes twice
-        assert layer is not None
-        yield from _in_order(layer, f"{name}.{inner}" if name else inner)
+    for inner, layer in module.named_modules(remove_duplicate=False):
+        if inner and "." not in inner:  # `named_children` leaves out one that comes twice
+            yield from _in_order(layer, f"{name}.{inner}" if name else inner)
 
 
 def _layer_for(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...]) -> Layer | None:

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
 from fedtide.remote.grpc.door import Door, check_files
-from fedtide.remote.grpc.stream_protocol import DISAGREEMENT, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import DISAGREEMENT, METHOD, MOST, SCHEME, Broken, Head, Message
 from fedtide.remote.messages import OpenQuestion, Question, Response, from_json
 from fedtide.remote.node_answers import one_line
 from fedtide.wire.keys import verify_signature

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtide.core.atomic import write_text
+from fedtide.core.bounds import HEADER
 from fedtide.core.errors import FedtideError
 from fedtide.remote.grpc import stream_protocol as protocol
-from fedtide.remote.grpc.stream_protocol import DISAGREEMENT, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message
+from fedtide.remote.grpc.stream_protocol import DISAGREEMENT, METHOD, MOST, SCHEME, Broken, Head, Message
 from fedtide.wire.keys import sign, spell_public
 
 WAIT = 366 * 86400.0

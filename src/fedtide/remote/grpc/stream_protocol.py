@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedtide.core.bounds import DEEPEST
 from fedtide.core.errors import uninstalled
 
 METHOD = "/fedtide.Nodes/Talk"
@@ -24,10 +25,6 @@ PIECE = 2**18
 """Bytes of a piece; the last one of a header or payload may be smaller."""
 HEAD = 2**12
 """Bytes of a head."""
-HEADER = 2**20
-"""Bytes of a header (`fedtide.remote.messages.HEADER`)."""
-DEEPEST = 32
-"""How deep a head may be nested (`fedtide.core.codec.DEEPEST`)."""
 MOST = 2**31
 """Bytes of a payload of which nothing else says how large it may be."""
 BOTH = [
