@@ -48,8 +48,6 @@ UNPRIVATE = {
 }
 """Why a client that trains several models cannot be private, by this divisor."""
 
-T = TypeVar("T")
-
 
 S = TypeVar("S", bound=Any)
 """State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""

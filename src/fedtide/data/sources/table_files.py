@@ -48,6 +48,8 @@ HINT = re.compile(r"""["']?sep=([,;\t|])["']?\s*""", re.IGNORECASE)
 """A first line by which spreadsheets name the mark between cells."""
 ATTRIBUTE = re.compile(r"""@attribute\s+(?:'([^']+)'|"([^"]+)"|([^\s'"{]+))""", re.IGNORECASE)
 """The name of a column of an ARFF file, with quotes or without."""
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+"""Characters that no name of a column has."""
 
 
 def _known_encoding(name: str) -> str:
@@ -357,9 +359,11 @@ def _read_header(path: Path, spelling: Spelling) -> _Header:
 
 
 def _check_names(path: Path, names: list[str]) -> list[str]:
-    """Return the names of columns without space around them; raise if there are none, or two are the same."""
+    """Return the names of columns without space around them; raise if there are none, two are alike, or one is no text."""
     if not names:
         raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
+    if CONTROL.search("".join(names)):
+        raise FedtideError(f"{path}: damaged or not a CSV file (the name of a column has control characters)")
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(names)]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise FedtideError(f"{path}: two columns are called '{repeated[0]}'")
