@@ -77,8 +77,8 @@ LEFT_OUT = [
      "label (named like a label, but almost every value is unique: text)"),
     ({"x": N % 7, "label": N % 2, "when": np.array([f"week {n}" for n in N])},
      "when (named like a time, but row 0 is 'week 0': correct it, or say the form with --time-format)"),
-    ({"a": N * 1e300, "b": N % 9, "y": N % 2}, "a (numbers beyond 3.4e+38, with which no model computes)"),
-    ({"a": N * 1e306, "b": N % 9, "y": N % 2}, "a (numbers beyond 3.4e+38, with which no model computes)"),
+    ({"a": N * 1e300, "b": N % 9, "y": N % 2}, "a (row 1 is '1e+300': no model computes with numbers beyond 3.4e+38)"),
+    ({"a": N * 1e306, "b": N % 9, "y": N % 2}, "a (row 1 is '1e+306': no model computes with numbers beyond 3.4e+38)"),
 ]  # fmt: skip
 
 

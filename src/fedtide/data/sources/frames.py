@@ -328,7 +328,7 @@ def guess_features(cells: Cells, hint: str = "", *, categories: bool = False) ->
         elif column.counted_since:
             left[name] = f"looks like {column.counted_since}{hint and hint + name}"
         elif column.largest > LARGEST:
-            left[name] = f"numbers beyond {LARGEST:.2g}, with which no model computes"
+            left[name] = _explain_large(name, cells)
     return tuple(name for name in cells.columns if name not in left), left
 
 
@@ -357,6 +357,15 @@ def _explain_text(name: str, cells: Cells) -> str:
     numbers, row = column.stray
     cell, count, place = shown(str(column.cell(row))), len(column.cells), cells.where(row).rpartition(": ")[2]
     return f"{numbers:,} of {count:,} are numbers, {place} is {cell}: correct it or write NA"
+
+
+def _explain_large(name: str, cells: Cells) -> str:
+    """Say which cell of a column is the first that is too large for a model."""
+    column = cells.columns[name]
+    assert column.numbers is not None
+    row = int((np.abs(column.numbers) > LARGEST).argmax())
+    cell, place = shown(str(column.cell(row))), cells.where(row).rpartition(": ")[2]
+    return f"{place} is {cell}: no model computes with numbers beyond {LARGEST:.2g}"
 
 
 def _named(columns: Iterable[str], text: str, option: str) -> tuple[str, ...]:
