@@ -113,11 +113,11 @@ class Failures:
 
         At the end of all `rounds` one that failed is enough, if no answer has ever counted.
         """
-        never = number + 1 == rounds and self.rounds > 0 and not self.answered
-        if never or (self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS)):
+        enough = self.rounds >= FAILED_ROUNDS and len(self.clients) >= min(clients, FAILED_CLIENTS)
+        if enough or (number + 1 == rounds and self.rounds > 0 and not self.answered):
             counts = ", ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
             counts += ", often because a learning rate is too large" * (NOT_FINITE in self.reasons)
-            when = "in any round" if never else f"for {self.rounds} rounds"
+            when = f"for {self.rounds} rounds" if enough else "in any round"
             raise NothingTrained(f"round {number}: no answer has counted {when}: {counts}")
 
 

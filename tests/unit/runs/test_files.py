@@ -85,9 +85,7 @@ def test_what_a_run_depends_on_is_the_content_and_not_the_folder(kind, tmp_path,
 def test_a_file_that_is_nowhere_is_one_line_with_every_place(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDTIDE_DATA", "/nowhere")
-    with pytest.raises(
-        FedtideError, match=rf"no such file or folder: /elsewhere/file, /nowhere/file, {tmp_path}/file; "
-    ) as caught:
+    with pytest.raises(FedtideError, match="no such file or folder: /elsewhere/file, /nowhere/file, file; ") as caught:
         preflight(named(kind, "/elsewhere"))
     assert "data.directory or FEDTIDE_DATA" in str(caught.value)
 

@@ -159,7 +159,7 @@ def find(path: str, directory: Path | None, key: str = "data.source", *, hint: s
             if not candidate.is_file() and not candidate.is_dir():
                 raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
             return candidate
-    tried = ", ".join(str((place / wanted).absolute()) for place in places)
+    tried = ", ".join(str(place / wanted) for place in places)
     advice = "" if wanted.is_absolute() and hint == DIRECTORIES else f"; {hint}"
     raise FedtideError(f"{key}: no such file or folder: {tried}{advice}")
 

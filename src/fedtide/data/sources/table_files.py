@@ -359,7 +359,7 @@ def _read_header(path: Path, spelling: Spelling) -> _Header:
 
 
 def _check_names(path: Path, names: list[str]) -> list[str]:
-    """Return the names of columns without space around them; raise if there are none, two are alike, or one is no text."""
+    """Return the names of columns without space around them; raise if none is there, or one is no text or repeated."""
     if not names:
         raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
     if CONTROL.search("".join(names)):
