@@ -132,10 +132,10 @@ def find_notes(module: nn.Module, outputs: Tensor, types: Mapping[str, torch.dty
         notes.append("model: outputs of a row sum to one; return logits, because the loss has a softmax of its own")
     registered = {id(value) for value in module.parameters()}
     for prefix, layer in module.named_modules():
-        own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
+        params = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
         for attribute, value in vars(layer).items():
             name = f"{prefix}.{attribute}".removeprefix(".")
-            if attribute in OWN or any(other.startswith(f"{attribute}_") for other in own):
+            if attribute in OWN or any(other.startswith(f"{attribute}_") for other in params):
                 continue  # torch's own, or computed of parameters, as weight_norm does
             if isinstance(value, Tensor):
                 notes.append(f"model: tensor '{name}' is no parameter or buffer, so clients do not send it")
