@@ -122,6 +122,13 @@ def test_a_wrong_option_is_one_line(tmp_path, options, said):
     assert said in str(raised.value)
 
 
+def test_a_table_of_few_rows_is_refused_because_its_study_could_not_run():
+    rows = {"x": np.arange(20.0), "label": np.arange(20) % 2}
+    with pytest.raises(FedtideError, match="rows: found 19, allowed: 20 or more"):
+        ft.inspect({name: values[:19] for name, values in rows.items()})
+    assert len(list(ft.inspect(rows))) == 8
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n", "t.csv: first row: found 'a,0.5,-1.25', allowed: a header"),
     (
