@@ -20,6 +20,7 @@ from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.pool import Channel, Processes, SharedRef, own_function
 from fedtide.fleets.scoring import Clients, is_finite, score
+from fedtide.fleets.this_machine import keep_freed_memory
 from fedtide.fleets.totals import Block, add_up, halves
 from fedtide.wire.pipeline import FLOATING, Wire
 from fedtide.wire.vector import TooLarge
@@ -51,6 +52,9 @@ class Host:
     memory: MemoryStore
     partial_work: float = 0.0
     wire: Wire = FLOATING
+
+    def __post_init__(self) -> None:
+        keep_freed_memory()
 
     @cached_property
     def clients(self) -> Clients:

@@ -3,6 +3,7 @@
 Nothing here imports torch, so that a process that must start fast can use it.
 """
 
+import ctypes
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from fedtide.fields.user_code import current_folder
@@ -29,6 +31,10 @@ LOCK, MAKING = "lock", "lock.making"
 """The file that the owner of a folder holds locked while it lives, and its name before it is locked."""
 YOUNG = 60.0
 """Seconds in which a folder gets its lock."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of the GNU C library's malloc.h."""
+KEPT, LARGEST, LARGEST_BEFORE = 512 << 20, 1 << 30, 32 << 20
+"""Bytes: free memory that is kept, and the largest part that is taken from it, now and in older libraries."""
 
 
 class Scratch:
@@ -127,6 +133,21 @@ def search_path() -> str:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep up to 512 MB of memory that it has freed, if its C library is GNU's.
+
+    Otherwise activations of a step go back to the system, which clears their pages anew for the next step. Thresholds of
+    the environment hold (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`).
+    """
+    if os.name != "posix" or {"MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(TRIM_THRESHOLD, KEPT)
+        set_option(MMAP_THRESHOLD, LARGEST) or set_option(MMAP_THRESHOLD, LARGEST_BEFORE)
 
 
 def end_with_parent(every: float = 1.0) -> threading.Thread:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
+from math import ceil
 from typing import Any, Literal, cast
 
 import torch
@@ -24,6 +25,8 @@ from fedtide.models.branched import Branched, Feature, branch_of, branched, in_b
 
 ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
+PIXELS = 2**18
+"""Values of pictures evaluated in one pass on a CPU, as activations of more leave its caches."""
 ROW_GRADIENT_BYTES = 8 * 2**20
 """Bytes of gradients of single samples that are computed at once."""
 
@@ -173,6 +176,8 @@ class Task:
         """Yield outputs on the device, or the features alone of a branched task."""
         module = self.scratch.load(weights, train=False)
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
+        if x.dim() == 4 and torch.device(self.device).type == CPU:
+            steps = ceil(x.shape[1:].numel() * ROWS / PIXELS)
         # Without samples there is one pass too, as the shapes of the outputs are needed.
         for rows in parts(max(len(x), 1), steps):
             yield self.run(module, self.inputs(x[rows]), features=features)
