@@ -139,8 +139,8 @@ def cores() -> int:
 def keep_freed_memory() -> None:
     """Let this process keep up to 512 MB of memory that it has freed, if its C library is GNU's.
 
-    Otherwise activations of a step go back to the system, which clears their pages anew for the next step. Thresholds of
-    the environment hold (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`).
+    Otherwise the activations of a step go back to the system, which clears their pages anew for the next step.
+    Thresholds that the environment sets hold (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`).
     """
     if os.name != "posix" or {"MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():
         return

@@ -43,6 +43,32 @@ def test_a_gradient_in_evaluation_mode_drops_nothing_and_leaves_statistics_alone
         assert not same(whole, task.gradient(weights, Shard(x, y, torch.arange(rows)))[0])
 
 
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_evaluated_in_passes_of_so_many_values(monkeypatch):
+    """Pictures of 128 values: 2,048 of them fill a pass, as tables do; with 512 values a quarter as many."""
+    seen = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            return self.scale * x.flatten(1)[:, :4]
+
+    task = Task(Counted)
+    weights = task.init(Rng(0))
+    for shape in [(128,), (2, 8, 8), (8, 8, 8), (1, 16, 17)]:
+        assert task.logits(weights, torch.zeros(2500, *shape)).shape == (2500, 4)
+    assert seen == [2048, 452, 2048, 452, *4 * [512], 452, *3 * [682], 454]
+    monkeypatch.setattr("fedtide.learn.task.PIXELS", 1)
+    assert torch.equal(task.logits(weights, pictures(3)), pictures(3).flatten(1)[:, :4])
+    assert seen[-3:] == [1, 1, 1]
+
+
 # -- initialization ----------------------------------------------------------------------------------------------------
 
 
