@@ -33,8 +33,8 @@ YOUNG = 60.0
 """Seconds in which a folder gets its lock."""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of the GNU C library's malloc.h."""
-KEPT, LARGEST, LARGEST_BEFORE = 512 << 20, 1 << 30, 32 << 20
-"""Bytes: free memory that is kept, and the largest part that is taken from it, now and in older libraries."""
+KEPT, LARGEST, LARGEST_BEFORE = 512 << 20, 64 << 20, 32 << 20
+"""Bytes of free memory that is kept, and of the largest tensor that is made in it, now and in older libraries."""
 
 
 class Scratch:

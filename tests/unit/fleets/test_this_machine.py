@@ -13,13 +13,13 @@ import torch
 from fedtide.fleets.this_machine import keep_freed_memory
 
 keep_freed_memory()
-torch.ones(2**24)
+torch.ones(2**23)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
-    torch.ones(2**24)
+    torch.ones(2**23)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-"""Counts pages that the system gives for 20 tensors of 64 MB, one after the other."""
+"""Counts pages that the system gives for 20 tensors of 32 MB, one after the other."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no thresholds")
