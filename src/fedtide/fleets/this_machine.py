@@ -140,9 +140,10 @@ def keep_freed_memory() -> None:
     """Let this process keep up to 512 MB of memory that it has freed, if its C library is GNU's.
 
     Otherwise the activations of a step go back to the system, which clears their pages anew for the next step.
-    Thresholds that the environment sets hold (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`).
+    If the environment sets thresholds (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`), they hold.
     """
-    if os.name != "posix" or {"MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():
+    named = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+    if os.name != "posix" or named & os.environ.keys():
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
