@@ -153,7 +153,8 @@ def write_curves(picture: Path, curves: Curves, x: str, y: str, title: str, *, f
         if flat:
             axes.set_ylim(bottom=0)
         else:
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            for at in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                at(StrMethodFormatter("{x:g}"))
         figure.legend(loc="outside upper right", ncols=2)
         drawn = svg(figure, title)
     picture.parent.mkdir(parents=True, exist_ok=True)

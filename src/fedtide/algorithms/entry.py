@@ -196,6 +196,9 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
             with within(name):
                 bound.arguments.update(with_safe(name, safe or (Safe() if weighted else None), bound.arguments))
         bound.arguments.update(as_written(name, model(), bound.arguments))
+        cohort = bound.arguments.get("cohort")
+        if callable(cohort) and not hasattr(cohort, "asks"):
+            raise refused(f"{name}.cohort", cohort, "a number, or one of ft.cohorts, such as PickedBy(function)")
         task = bound.arguments["task"]
         if not isinstance(task, Task):
             raise refused(f"{name}.task", task, "a Task, such as ft.Task(lambda: nn.Linear(3, 2))")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtide.runs.job import Name, Output, Scale, Seeds, Sets
+from fedtide.runs.job import Name, Output, Scale, Seeds, Sets, check_positive
 
 if TYPE_CHECKING:
     from fedtide.api.jobs import Finished, FinishedTuning, Recommendation, Spelled
@@ -313,9 +313,11 @@ def show(
     from fedtide.inspection.preview import Preview, Shown
     from fedtide.runs.build import cohort_size, population_of
 
+    check_positive("show.rounds", rounds)
+    check_positive("show.clients_per_round", clients_per_round)
     if isinstance(shown, Population):
-        m = min(clients_per_round or 10, shown.registered)
-        return Shown("Population", [Preview(shown, rounds or 100, m)])
+        m = min(10 if clients_per_round is None else clients_per_round, shown.registered)
+        return Shown("Population", [Preview(shown, 100 if rounds is None else rounds, m)])
     request = request_of(scale=scale, sets=sets, seeds=seeds)
     settings, where, _ = read_study(shown, request, request.seeds)
     first = points(settings, where)[0].experiment
@@ -398,6 +400,12 @@ def check(algorithm: str, *, sets: Sets = ()) -> "list[LawVerdict]":
         A verdict for each law: `broken` is None if it holds, `silent` is the reason if it was not checked.
     """
     from fedtide.api.jobs import assignments
+    from fedtide.core.errors import refused
     from fedtide.laws.every import check as check_laws
+
+    if not isinstance(algorithm, str):
+        raise refused(
+            "check.algorithm", algorithm, "module:function of a module that can be imported, or a registered name"
+        )
 
     return list(check_laws(algorithm, assignments(sets)))

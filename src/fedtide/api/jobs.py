@@ -28,9 +28,11 @@ from fedtide.fields.user_code import session_code
 from fedtide.fleets.this_machine import remove_left_behind
 from fedtide.inspection.findings import inspect_table
 from fedtide.inspection.table import read as read_table
+from fedtide.learn.task import TURNS
 from fedtide.report import notebook
 from fedtide.report import study as study_rows
 from fedtide.report.page import report_of, write_report
+from fedtide.report.run_records import is_nano
 from fedtide.report.study import Study, Summary, read_finished
 from fedtide.report.terminal import console, print_results, print_table, say
 from fedtide.report.topics import check_measures
@@ -527,7 +529,7 @@ class UnlearningJob(RunJob):
             checked = _check(leaving.experiment, str(leaving.root))
             if line := check_room(checked.need, root):
                 say(line, console(output))
-            folder.create(leaving.experiment, root)
+            folder.create(leaving.experiment, root, scale="nano" if is_nano(leaving.root) else None)
         return UnlearningJob(root, workers, leaving=leaving)
 
     def result(self) -> FinishedWithout:
@@ -572,7 +574,7 @@ class TuningJob(Job):
             because = "trials are judged on validation rows, never on test rows"
             raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", because)
         root = folder_of(request, f"{name}-tune")
-        tune.create(settings, root)
+        tune.create(settings, root, request.scale)
         return TuningJob(root, request.workers)
 
     @cached_property
@@ -709,10 +711,11 @@ def play(job: AnyJob, output: Output = Output()) -> Any:
         verb = "is" if len(code) == 1 else "are"
         effect = "one process plays all, and it cannot be resumed in another"
         say(f"{listed(code)} {verb} of this Python session: {effect}", screen)
-    if not job.play(screen):
-        return None
-    job.write_page()
-    result = job.result()
+    with TURNS:
+        if not job.play(screen):
+            return None
+        job.write_page()
+        result = job.result()
     result.print(screen)
     return result
 

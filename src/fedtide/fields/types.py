@@ -325,12 +325,18 @@ def as_written(name: str, model: type[Strict], arguments: Mapping[str, Any]) -> 
     Raises:
         FedtideError: one of them will not do.
     """
-    values = {key: value for key, value in arguments.items() if key in model.model_fields and is_written(value)}
+    plain = {key: value.item() if _is_scalar(value) else value for key, value in arguments.items()}
+    values = {key: value for key, value in plain.items() if key in model.model_fields and is_written(value)}
     try:
         read = model.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{name}.{shapes.explain(error, model, values)}") from None
-    return {key: getattr(read, key) if key in values else value for key, value in arguments.items()}
+    return {key: getattr(read, key) if key in values else value for key, value in plain.items()}
+
+
+def _is_scalar(value: Any) -> bool:
+    """Tell whether a value is a single number of numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "item") and value.shape == ()
 
 
 def is_written(value: Any) -> bool:

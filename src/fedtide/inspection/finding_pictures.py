@@ -144,7 +144,9 @@ def _drift(answers: Answers) -> figures.Drawn | None:
         for mark in marks:
             axes.axvline(mark - 0.5, color="#555555", lw=1.2, ls=(0, (4, 3)))
     begins = [np.datetime64(int(rows.seconds[drift.block == number].min() // 60), "m") for number in range(blocks)]
-    few = range(0, blocks, max(blocks // 5, 1))
+    if len({begin.astype("datetime64[D]") for begin in begins}) == blocks:
+        begins = [begin.astype("datetime64[D]") for begin in begins]
+    few = range(0, blocks, -(-blocks // 5))
     panels[-1].set_xticks(few, [str(begins[number]) for number in few])
     panels[-1].set_xlabel("start of the period")
     return figures.svg(figure, "what drifts")

@@ -322,7 +322,7 @@ def _mix(preview: Preview) -> figures.Drawn | None:
     image = map_shares(panels[0], preview.mix, preview.classes, float(rounds[0]), float(rounds[-1]))
     figure.colorbar(image, ax=panels, label="share of the rows that arrive, %", pad=0.01)
     if changed is not None:
-        panels[1].vlines(rounds, 0, changed, color="#444444", lw=1.2)
+        panels[1].vlines(rounds - 1, 0, changed, color="#444444", lw=1.2)  # before the round, as in a report
         panels[1].set_ylim(bottom=0)
         panels[1].set_ylabel("clients that\nchanged")
         panels[1].yaxis.set_major_locator(MaxNLocator(3, integer=True))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from math import ceil
+from threading import RLock
 from typing import Any, Literal, cast
 
 import torch
@@ -27,6 +28,8 @@ ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
 PIXELS = 2**18
 """Values of pictures evaluated in one pass on a CPU, as activations of more leave its caches."""
+TURNS = RLock()
+"""Held by a thread that plays or predicts: a task has one module, and all threads have torch's one generator."""
 ROW_GRADIENT_BYTES = 8 * 2**20
 """Bytes of gradients of single samples that are computed at once."""
 
@@ -77,8 +80,14 @@ class Task:
             if hasattr(self.build, "build"):  # a model of a file, which is told the shape of rows and their classes
                 allowed = f"lambda: {type(self.build).__name__}().build(shape, classes), with those of your rows"
             raise refused("Task.build", type(self.build).__name__, allowed)
+        if not isinstance(self.dtype, torch.dtype):
+            raise refused("Task.dtype", self.dtype, "a number type, such as torch.float32")
         if self.bfloat and self.dtype != torch.float32:
             raise refused("Task.dtype", self.dtype, "torch.float32, with bfloat")
+        if isinstance(self.target, str):
+            raise refused("Task.target", self.target, "population.target, or a target such as fedtide.data.Number()")
+        if not callable(self.loss) and not hasattr(self.loss, "prepare"):
+            raise refused("Task.loss", self.loss, "a loss of ft.losses, or a function of (outputs, labels)")
         loss = as_loss(self.loss)
         if self.target != CLASSES and getattr(loss, "kind", None) is not None:
             if not isinstance(loss, CrossEntropy):

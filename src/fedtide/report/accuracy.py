@@ -187,8 +187,14 @@ def about_methods(record: ExperimentRecord, summary: Summary) -> str:
     text = "Means over seeds ± one standard error." if max(len(m.seeds) for m in summary.methods) > 1 else ""
     if record.experiment.accuracy_over == "clients":
         text += " Accuracies are means over clients."
+    if summary.rounds:
+        text += f" Worst point: the lowest {summary.score} {summary.late}."
     if summary.rounds and any("swing" in m.measures for m in summary.methods):
         text += f" Swing: the highest minus the lowest {summary.score} within a period."
+    if record.dated:
+        text += (
+            " Worst point and last round are of the curve below, in which the past fades; the mean is of each window."
+        )
     signs = {sign(pair) for pair in summary.paired if pair.difference.mean is not None}
     if signs:
         words = ", ".join(f"{mark} {SIGNS[mark].format(summary.paired[0].baseline)}" for mark in SIGNS if mark in signs)

@@ -407,8 +407,8 @@ def largest_group(run: RunRecord, view: str) -> float:
 def branches(record: ExperimentRecord) -> figures.Drawn | None:
     """Draw how many rows the branch or model of their true group answers, and who trains the one of the first group.
 
-    Above: rows of {whose} that the branch or model of their group answers. Below: participants that train the branch of
-    the first group.{band}
+    Above: rows of {whose} that the branch or model of their group answers. Below, over {span} alone: participants that
+    train the branch of the first group.{band}
     """
     curves = record.curves(lambda run: run.curve(record.view, branches_of))
     if len(record.groups) < 2 or not curves:

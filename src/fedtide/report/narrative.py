@@ -203,10 +203,10 @@ def _effect(record: ExperimentRecord, summary: Summary) -> str:
     cost = steady.against(shifted, steady.score)
     if cost.mean is None:
         return ""
-    text = f"The shift costs {points(cost)} of {summary.score} on average{_doubt(cost)}"
+    text = f"The shift costs {shifted.name} {points(cost)} of {summary.score} on average{_doubt(cost)}"
     if cost.mean < 0:
         gain = shifted.against(steady, steady.score)
-        text = f"With the shift {summary.score} is {points(gain)} higher on average{_doubt(cost)}"
+        text = f"{shifted.name} has {points(gain)} more {summary.score} with the shift on average{_doubt(cost)}"
     worst = steady.against(shifted, "worst_point")
     if None in (shifted.measure("swing").mean, steady.measure("swing").mean) or worst.mean is None:
         return f"{text}."
@@ -242,7 +242,7 @@ def _lead(ranked: list[MethodSummary], summary: Summary, *, complete: bool) -> s
     accuracy = f"{percent(first.measures[first.score])} {summary.late}"
     twins = [method.name for method in others if method.same_run(first)]
     rivals = [method for method in others if method.name not in twins]
-    names = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
+    names = f"{listed([first.name, *twins])}, whose predictions are equal," if twins else first.name
     verb = "have" if twins else "has"
     scores = {method.name: method.by_seed(method.score) for method in rivals}
     references = {} if first.untrained else summary.references_of(first)
@@ -254,7 +254,8 @@ def _lead(ranked: list[MethodSummary], summary: Summary, *, complete: bool) -> s
         mean = first.measures[first.score].mean
         level = [method.name for method in rivals if method.measures[method.score].mean == mean]
         if level:
-            return f"{doubt}: {listed([first.name, *twins, *level])} have the same mean, {accuracy}."
+            alike = f"{percent(Measure(mean, None, []))} {summary.late}"
+            return f"{doubt}: {listed([first.name, *twins, *level])} have the same mean, {alike}."
         return f"{doubt}: {names} {verb} the highest mean, {accuracy}."
     ahead = points(first.against(rivals[0], first.score))
     return f"{names} lead{'' if twins else 's'} with {accuracy}: {ahead} more than {rivals[0].name}."

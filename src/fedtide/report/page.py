@@ -213,8 +213,9 @@ def _sweep(study: Study, name: str) -> Section:
         own_weight_over_sweep(study),
     )
     heading = f"All points of the sweep{f' of {name}' if name else ''}"
+    first = study.summaries[0]
     how = "each method's point is chosen by validation rows, never by test rows" if study.chosen else study.unchosen
-    caption = "; ".join(filter(None, [f"Late {study.summaries[0].score} at every point", how]))
+    caption = "; ".join(filter(None, [f"{first.score.capitalize()} {first.late}, at every point", how]))
     shown = f" {len(sections)} of {len(study.summaries)} points have a section below." if others else ""
     return Section(
         to_pictures([picture], name),

@@ -44,7 +44,7 @@ NOTHING = 1e-9
 def measure(record: ExperimentRecord, method: MethodRecord, run: RunRecord) -> dict[str, float]:
     """Return the swing of accuracy within a period, of all rows and of each group, and numbers of a learned prior."""
     out = {}
-    if record.experiment.period and run.ends_judged(record.view):
+    if record.experiment.period and run.ends_judged(record.view) and (run.end or 0) >= record.experiment.period:
         curves = {"swing": run.accuracy(record.view)}
         curves |= {f"swing_{group}": run.accuracy(record.view, group) for group in record.groups}
         period, window = record.experiment.period, record.window
@@ -132,6 +132,9 @@ def one_period(record: ExperimentRecord) -> figures.Drawn | None:
     period = record.experiment.period
     methods = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not period or not record.groups or not methods or period > record.experiment.rounds:
+        return None
+    folded = [_folded(record, run, period)[0] for m in methods for run in m.runs]
+    if all(len(places) <= 2 for places in folded):  # a single place, and its end
         return None
     figure, panels = figures.grid(len(methods), high=3.3)
     for axes, method in zip(panels, methods, strict=True):
@@ -228,6 +231,8 @@ def draw_references(
         if any(len(values) and 100 * values[-1] > bottom for _, values in curves):
             figures.band(axes, curves, reference_words(name, record.target), figures.Look("#666666", dashes))
             figures.legend_above(axes)
+            axes.autoscale(axis="y")
+            axes.set_ylim(bottom=bottom)
 
 
 @figures.styled

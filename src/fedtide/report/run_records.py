@@ -545,7 +545,7 @@ def _method_records(planned: list[Planned]) -> list[MethodRecord]:
 
 # -- environment.json --------------------------------------------------------------------------------------------------
 
-NANO = "played to see that it works; its numbers mean nothing"
+NANO = "played to see that it works; its numbers mean nothing, and descriptions may speak of other data"
 """Warning about folders of the scale nano."""
 
 

@@ -12,7 +12,7 @@ from fedtide.draw.tables import Table as Content
 from fedtide.runs.job import Output
 
 if TYPE_CHECKING:
-    from fedtide.report.summary import Study
+    from fedtide.report.summary import Judged, Study
 
 
 NARROWEST = 10
@@ -79,6 +79,9 @@ def print_results(study: "Study", screen: Console) -> None:
     def write(line: str, style: str = "") -> None:
         screen.print(line, style=style, soft_wrap=True)
 
+    def write_claim(claim: "Judged") -> None:
+        write(f"{claim.verdict or 'not judged at nano'}: {claim.claim} ({format_claim(claim)})")
+
     if study.nano:
         write(f"nano: {NANO}", "yellow")
     for summary in study.summaries:
@@ -89,15 +92,19 @@ def print_results(study: "Study", screen: Console) -> None:
             write(line, "red")
         for pair in (pair for pair in summary.paired if pair.same_run):
             write(f"{pair.name} is {SAME_RUN.format(pair.baseline)}")
-    for claim in [claim for summary in study.summaries for claim in summary.claims] + study.claims:
-        write(f"{claim.verdict or 'not judged at nano'}: {claim.claim} ({format_claim(claim)})")
+        for claim in summary.claims:
+            write_claim(claim)
+    for claim in study.claims:
+        write_claim(claim)
     if study.unchosen:
         write(study.unchosen)
 
 
 def print_table(content: Content, screen: Console, title: str = "") -> None:
     """Print a table of a report."""
-    table = Table(*content.header, box=None, pad_edge=False, title=title or None, title_justify="left")
+    table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
+    for name in content.header:
+        table.add_column(name, overflow="fold")
     for row in content.rows:
         table.add_row(*row)
     screen.print(table)

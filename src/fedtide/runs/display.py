@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 
 from fedtide.runs.experiment import RunsDisplay
 from fedtide.runs.folder import Planned
@@ -34,8 +35,9 @@ class TerminalBars:
     def start(self, total: int, shown: str = "", completed: int = 0, counted: bool = False) -> None:
         """Start the bar of all rounds in a terminal, if any are left; `counted` shows the rounds of each bar."""
         if self.console.is_terminal and completed < total:
+            name = max(self.console.width - 55, 10)
             self._bars = Bars(
-                TextColumn("{task.description}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=name)),
                 BarColumn(bar_width=30),
                 *([MofNCompleteColumn()] if counted else []),
                 TextColumn("{task.fields[shown]}"),

@@ -1,7 +1,7 @@
 """Simulation from Python: one algorithm on one population, without a configuration or files."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic
 
@@ -31,7 +31,7 @@ from fedtide.fleets.engines import Host, LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import check_fit, check_parts, question_cost
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
+from fedtide.learn.task import TURNS, Task
 from fedtide.runs.build import read_metric, rows_for
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
@@ -58,8 +58,8 @@ def population(
     """Build a population from arrays, or from the rows of a source or of a table.
 
     Args:
-        x: (rows, ...) features; uint8 pictures are read as 0..1. Or Rows with all of their columns, such as those of
-            `ft.data.table(frame)`.
+        x: (rows, ...) features; uint8 pictures are read as 0..1. They are not copied, so do not change them later. Or
+            Rows with all of their columns, such as those of `ft.data.table(frame)`.
         y: (rows,) labels from 0, or names; with a `target` numbers, or (rows, labels) of several labels at once.
         partition: how rows are dealt to clients; None means natural if `client` is given, else iid.
         client: (rows,) natural clients.
@@ -91,6 +91,7 @@ def population(
     options = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
     columns = {"y": y, "client": client, "domain": domain, "time": time, "held_out": held_out}
     if isinstance(x, Rows):
+        columns["target"] = None if target == CLASSES else target
         for name in (name for name, column in columns.items() if column is not None):
             raise refused(
                 f"population: {name}",
@@ -103,6 +104,8 @@ def population(
     else:
         setting = as_written("population", PopulationOptions, {"target": target})["target"]
         rows = with_target(from_arrays("arrays", x, **columns, measured=setting != CLASSES), setting)
+    if rows.classes < 2 and rows.value is None and rows.steps is None:
+        raise refused("population: y", f"{len(rows)} labels of one class", "labels of two classes or more")
     options.pop("target")
     return build(rows, **as_written("population", PopulationOptions, options | {"transforms": tuple(transforms)}))
 
@@ -126,7 +129,7 @@ class SimulationOptions(Strict):
     stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Result(Generic[S]):
     """Result of a simulation.
 
@@ -137,7 +140,7 @@ class Result(Generic[S]):
         accuracy: the accuracy then, of held-out clients if there are any, else on the clients' own test rows.
         forgetting: lines of `forgetting.jsonl`, one per round in which it was measured.
         trained: the trained models (`model(client=7)`, `predict(x)`); None if the algorithm has no task, for example
-            one that ends in `with_cohort` does.
+            one that ends in `with_cohort` does. A pickled result has none, because functions stay in their process.
     """
 
     state: S
@@ -145,7 +148,10 @@ class Result(Generic[S]):
     rounds: list[int]
     accuracy: list[float]
     forgetting: list[dict[str, Any]] = field(default_factory=list)
-    trained: Models | None = field(default=None, compare=False)
+    trained: Models | None = None
+
+    def __copy__(self) -> "Result[S]":
+        return replace(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"trained": None}  # functions of an algorithm stay in their process
@@ -154,11 +160,15 @@ class Result(Generic[S]):
     def model(self) -> nn.Module:
         """Module that predicts as the model of a new client does, in evaluation mode, for use without this package.
 
+        Its outputs are logits, or with another target what `population.target.read_outputs` reads.
+
         Raises:
-            FedtideError: the algorithm has no task, or which network predicts depends on rows.
+            FedtideError: the algorithm has no task, the result was pickled, or which network predicts depends on rows.
         """
         if self.trained is None:
-            raise refused("Result.model", None, "task.module(result.state.weights), or with_cohort in the algorithm")
+            but = "the algorithm has no task, or the result was pickled"
+            allowed = "task.module(result.state.weights), or with_cohort in the algorithm"
+            raise refused("Result.model", None, allowed, but)
         return self.trained.model()
 
     def __repr__(self) -> str:
@@ -172,6 +182,8 @@ class Result(Generic[S]):
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each evaluation, by whose rows were judged (`view`).
+
+        Its `round` is the number of the round, from 0, before the evaluation; `Result.rounds` has one more.
 
         Args:
             library: "pandas" or "polars"; by default pandas, or polars if only that is installed.
@@ -220,12 +232,17 @@ def simulate(
     torch.Size([5, 2])
     """
     options = {key: value for key, value in locals().items() if key in SimulationOptions.model_fields}
+    with TURNS:
+        return _simulate(algorithm, population, options, metrics)
+
+
+def _simulate(algorithm: Algorithm[S], population: Population, options: Mapping[str, Any], metrics: Any) -> Result[S]:
     if not isinstance(algorithm, Algorithm):
         raise refused("simulate.algorithm", algorithm, "an Algorithm, such as ft.algorithms.fedavg(task)")
     if not isinstance(population, Population):
         raise refused("simulate.population", population, "a Population, made by ft.population")
     read = SimulationOptions(**as_written("simulate", SimulationOptions, options))
-    devices, forgetting = read.devices, read.forgetting
+    devices, forgetting, rounds, seed = read.devices, read.forgetting, read.rounds, read.seed
     population.check(rounds)
     check_parts(devices.partial_work, algorithm.options.get("local"), algorithm.name)
     if algorithm.task is not None:
@@ -240,7 +257,7 @@ def simulate(
     for line in notes if judged else [*notes, NOT_JUDGED]:
         print(f"fedtide: {line}", file=sys.stderr)
     host = Host(algorithm, population, seed, MemoryStore(None), devices.partial_work)
-    engine = LocalEngine(host, threads)
+    engine = LocalEngine(host, read.threads)
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:
@@ -248,13 +265,19 @@ def simulate(
     clock = devices.clock(population.registered, seed, None, question_cost(algorithm))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     reported = [*metrics_for(TARGET_WORDS[population.target.kind])]
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+        raise refused("simulate.metrics", metrics, "a list, such as ['auc']")
     for number, metric in enumerate(metrics):
-        reported += read_metric(metric, f"simulate.metrics[{number}]", population.target)
+        more = read_metric(metric, key := f"simulate.metrics[{number}]", population.target)
+        taken = {"accuracy", "skill", "loss", "rows", *(other.name for other in reported)}
+        for name in (one.name for one in more if one.name in taken):
+            raise refused(f"{key}.name", name, "a name that no other measure has")
+        reported += more
     judge = Judge(algorithm, fleet, judged, metrics=reported)
     probe = probe_of(forgetting, fleet, seed, "client")
     record = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for record in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=read.stop_at):
+    for record in run_rounds(judge, rounds=rounds, seed=seed, every=read.eval_every, probe=probe, stop_at=read.stop_at):
         lines.append(record.line)
         if record.forgetting is not None:
             forgotten.append(record.forgetting)

@@ -22,7 +22,7 @@ from fedtide.fleets.engines import Host
 from fedtide.fleets.scoring import decision_units
 from fedtide.learn.device import CPU, to_cpu
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
+from fedtide.learn.task import TURNS, Task
 from fedtide.models.branched import unbranched
 from fedtide.runs.build import built, read_again
 from fedtide.runs.digest import digest_to_read
@@ -98,11 +98,24 @@ class Models:
         """Predict rows as the run's evaluation does.
 
         Args:
-            x: (rows, ...) as the model sees them. As far as the method decides by rows which of its models answers,
-                they decide together or not as `decide_per` says.
+            x: (rows, ...) as the model sees them: scaled as in the run, if it scales them. As far as the method
+                decides by rows which of its models answers, they decide together or not as `decide_per` says.
             client: for this client, with its memory, and adapted on its own rows; None for a new one.
+
+        Raises:
+            FedtideError: rows have another shape than those of the run, or there is no such client.
         """
-        return self._predict(*self._receive(client), x)
+        if not isinstance(x, Tensor) or not len(x) or self.shape not in (None, tuple(x.shape[1:])):
+            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            shape = "..." if self.shape is None else ", ".join(map(str, self.shape))
+            raise refused("predict.x", found, f"a tensor (rows, {shape}) with rows as the model sees them")
+        with TURNS:
+            return self._predict(*self._receive(client), x)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of a row; None of sequences, whose length may differ, and of real clients, whose rows are elsewhere."""
+        return None if self.real or self.host.population.rows.steps else tuple(self.rows(2).shape[1:])
 
     def _predict(self, received: Payload, memory: Memory, x: Tensor) -> Prediction:
         """Predict rows with a message and a memory."""
@@ -212,7 +225,8 @@ class Models:
         It is in evaluation mode. The softmax of its outputs (rows, classes) are probabilities;
         `task.target.read_outputs` reads the outputs of other targets.
         """
-        return module_of(self.task, self.parts(client, cluster))
+        with TURNS:
+            return module_of(self.task, self.parts(client, cluster))
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -22,7 +22,7 @@ from fedtide.evaluate.references import MISSING, reference_words
 from fedtide.fields.types import rounded_up
 from fedtide.report.formats import percent, signed_points
 from fedtide.report.lead import gap
-from fedtide.report.run_records import averaged_over, environment_line, span_of
+from fedtide.report.run_records import NANO, averaged_over, environment_line, is_nano, span_of
 from fedtide.tuning.ladder import describe_others, standings
 from fedtide.tuning.tournament import STUDY, Tournament, curve_of, played_entries, read_tournament
 from fedtide.tuning.tune import READY, Parameter, Trial, Tuned, at_edge, read_tuning
@@ -52,6 +52,7 @@ def _write(root: Path, out: Path | None, kind: str, experiment: Experiment, read
         ready=file.read_text(encoding="utf-8") if file.is_file() else "not finished yet",
         config=to_toml(experiment),
         environments=[environment_line(root, root.resolve().name)],
+        warning=f"nano: {NANO}" if is_nano(root) else "",
         **parts,
     )
     write_text(path, text)

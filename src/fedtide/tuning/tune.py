@@ -456,13 +456,13 @@ def best_of(trials: Iterable[Trial]) -> Trial | None:
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def create(experiment: Experiment, root: Path) -> None:
-    """Create a new tune folder.
+def create(experiment: Experiment, root: Path, scale: str | None = None) -> None:
+    """Create a new tune folder, with the scale of the file that is played, if any.
 
     Raises:
         FedtideError: something exists at `root`; it is left as it is.
     """
-    make_folder(root, {"config.toml": to_toml(experiment), TRIALS: ""})
+    make_folder(root, {"config.toml": to_toml(experiment), TRIALS: ""}, scale)
 
 
 def load(root: Path, *, imports: bool = True) -> Experiment:

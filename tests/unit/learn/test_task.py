@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtide.core.base import Moment, Shard
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
 from fedtide.learn.local import LocalTrainer
@@ -67,6 +68,22 @@ def test_pictures_are_evaluated_in_passes_of_so_many_values(monkeypatch):
     monkeypatch.setattr("fedtide.learn.task.PIXELS", 1)
     assert torch.equal(task.logits(weights, pictures(3)), pictures(3).flatten(1)[:, :4])
     assert seen[-3:] == [1, 1, 1]
+
+
+# -- wrong use ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"target": "number"}, "Task.target: found 'number', allowed: population.target"),
+        ({"loss": "cross"}, "Task.loss: found 'cross', allowed: a loss of ft.losses"),
+        ({"dtype": "float64"}, "Task.dtype: found 'float64', allowed: a number type"),
+    ],
+)
+def test_names_are_no_parts_of_a_task(options, line):
+    with pytest.raises(FedtideError, match=line):
+        Task(lambda: nn.Linear(4, 2), **options)
 
 
 # -- initialization ----------------------------------------------------------------------------------------------------

@@ -95,9 +95,9 @@ def test_a_method_without_a_mean_says_in_which_of_its_runs_the_end_is_missing(ac
 
 
 @pytest.mark.parametrize(("shifted", "steady", "text"), [
-    (method("A", 0.8), method("Steady", 0.9), "The shift costs 10.0 points of accuracy on average, from one seed."),
+    (method("A", 0.8), method("Steady", 0.9), "The shift costs A 10.0 points of accuracy on average, from one seed."),
     (method("A", 0.8, worst_point=0.6, swing=0.2), method("Steady", 0.9, worst_point=0.85, swing=0.0),
-     "The shift costs 10.0 points of accuracy on average, from one seed; at the worst moment it is 60.0 % instead of "
+     "The shift costs A 10.0 points of accuracy on average, from one seed; at the worst moment it is 60.0 % instead of "
      "85.0 %."),
 ])  # fmt: skip
 def test_the_headline_is_the_cost_of_the_shift_if_a_method_runs_without_it(shifted, steady, text):
@@ -108,7 +108,7 @@ def test_the_difference_is_over_the_seeds_of_both():
     shifted = MethodSummary("A", "fedavg", [0, 1, 2], 0, {"accuracy": Measure(0.5, 0.1, [0.8, 0.1, 0.6])})
     steady = MethodSummary("Steady", "fedavg", [2, 0], 1, {"accuracy": Measure(0.9, 0.1, [0.8, 0.9])})
     assert narrative.headline(record(A, STEADY), summary(shifted, steady)).startswith(
-        "So far, 1 run is not finished and not counted. The shift costs 15.0 ± 5.0 points"
+        "So far, 1 run is not finished and not counted. The shift costs A 15.0 ± 5.0 points"
     )
 
 
@@ -119,7 +119,7 @@ def test_methods_that_differ_by_more_than_the_shift_tell_no_cost_of_it(other):
     for steady, costs in ((STEADY, False), ({**STEADY, **other}, True)):
         toy = record({**A, **other}, steady)
         both = summary(*(method(m.name, value) for m, value in zip(toy.methods, (0.8, 0.9), strict=True)))
-        assert narrative.headline(toy, both).startswith("The shift costs 10.0 points") is costs
+        assert narrative.headline(toy, both).startswith("The shift costs A") is costs
 
 
 def test_a_cost_of_the_shift_that_no_seed_tells_is_not_in_the_headline():
@@ -149,9 +149,9 @@ def test_a_cost_of_the_shift_that_no_seed_tells_is_not_in_the_headline():
     ([method("B", 0.90, 0.92, 0.91), method("A", 0.80, 0.93, 0.92)],
      "No clear lead over A: B has the highest mean, 91.0 ± 0.6 % over the last 64 rounds."),
     ([method("B", 0.75, 0.5), method("A", 0.5, 0.75), method("C", 0.25, 0.5)],
-     "With 2 seeds no method can be said to lead: B and A have the same mean, 62.5 ± 12.5 % over the last 64 rounds."),
+     "With 2 seeds no method can be said to lead: B and A have the same mean, 62.5 % over the last 64 rounds."),
     ([method("B", 0.8, 0.9, 0.85), method("A", 0.8, 0.9, 0.85)],
-     "B and A, which are the same run, have an accuracy of 85.0 ± 2.9 % over the last 64 rounds."),
+     "B and A, whose predictions are equal, have an accuracy of 85.0 ± 2.9 % over the last 64 rounds."),
     ([method("A", 0.5, 0.5, 0.5, commonest_class=0.5), method("B", 0.4, 0.4, 0.4, commonest_class=0.5)],
      "No method beats always answering the commonest class (50.0 %): A has the highest mean, 50.0 % over the last 64 "
      "rounds."),

@@ -1,7 +1,11 @@
 """The same from Python: a simulation in memory, and a whole experiment in one call."""
 
+import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,3 +152,83 @@ def test_a_metric_is_a_function_of_scores_or_a_name():
     )
     with pytest.raises(ft.FedtideError, match=r"metrics\[0\]: found 'macro-f1', but the target is 'number'; allowed: "):
         ft.simulate(method, numbers, rounds=1, metrics=["macro-f1"])
+
+
+# -- wrong use ---------------------------------------------------------------------------------------------------------
+
+
+def small() -> tuple[Any, Any]:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    people = ft.population(x, (x[:, 0] > 0).long(), ft.data.IID(clients=6))
+    return people, ft.algorithms.fedavg(ft.Task(lambda: torch.nn.Linear(4, 2)), cohort=3)
+
+
+def test_threads_take_turns_so_that_each_has_its_own_numbers():
+    people, algorithm = small()
+
+    def play(seed: int) -> list[float]:
+        result = ft.simulate(algorithm, people, rounds=8, seed=seed)
+        return result.trained.predict(torch.ones(2, 4)).told.flatten().tolist()
+
+    alone = [play(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(play, range(4))) == alone
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"metrics": "auc"}, r"simulate.metrics: found 'auc', allowed: a list"),
+        ({"metrics": len}, r"simulate.metrics: found .*, allowed: a list"),
+        ({"metrics": ["auc", "auc"]}, r"simulate.metrics\[1\].name: found 'auc', allowed: a name that no other"),
+    ],
+)  # fmt: skip
+def test_metrics_are_a_list_of_names_that_no_other_measure_has(options, line):
+    people, algorithm = small()
+    with pytest.raises(ft.FedtideError, match=line):
+        ft.simulate(algorithm, people, rounds=1, **options)
+
+
+def test_a_metric_does_not_take_the_place_of_the_score():
+    people, algorithm = small()
+
+    def accuracy(scores: Any) -> float:
+        return 0.99
+
+    with pytest.raises(ft.FedtideError, match=r"simulate.metrics\[0\].name: found 'accuracy'"):
+        ft.simulate(algorithm, people, rounds=1, metrics=[accuracy])
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4), torch.zeros(2, 5), torch.zeros(0, 4), np.zeros((2, 4)), [[0.0] * 4]])
+def test_rows_of_another_shape_are_not_predicted(x):
+    people, algorithm = small()
+    trained = ft.simulate(algorithm, people, rounds=1).trained
+    with pytest.raises(ft.FedtideError, match=r"predict.x: found .*, allowed: a tensor \(rows, 4\)"):
+        trained.predict(x)
+
+
+def test_a_target_beside_rows_is_refused_and_numbers_of_numpy_are_numbers():
+    people, algorithm = small()
+    with pytest.raises(ft.FedtideError, match="population: target"):
+        ft.population(people.rows, target="number")
+    seeded = ft.simulate(algorithm, people, rounds=np.int64(2), seed=np.int64(1))
+    assert seeded.accuracy == ft.simulate(algorithm, people, rounds=2, seed=1).accuracy
+
+
+def test_a_copy_of_a_result_has_its_models_and_a_pickled_one_says_why_it_has_none():
+    people, algorithm = small()
+    result = ft.simulate(algorithm, people, rounds=1)
+    assert copy.copy(result).trained is result.trained
+    assert result == result
+    assert result != ft.simulate(algorithm, people, rounds=1)
+    assert len({result}) == 1
+    with pytest.raises(ft.FedtideError, match="the algorithm has no task, or the result was pickled"):
+        _ = copy.deepcopy(result).model
+
+
+@pytest.mark.parametrize(
+    "options", [{"rounds": 0}, {"rounds": -3}, {"clients_per_round": -3}, {"clients_per_round": 0}]
+)
+def test_a_population_is_shown_for_a_round_or_more(options):
+    with pytest.raises(ft.FedtideError, match=rf"show.{next(iter(options))}: found .*, allowed: 1 or more"):
+        ft.show(small()[0], **options)
