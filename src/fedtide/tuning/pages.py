@@ -38,6 +38,8 @@ SAFE_FORM = " (safe)"
 SAFE = "(safe) marks the form of a method that keeps one model for all as a fallback."
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
+FEW = 3
+"""Values at an edge that a headline names."""
 
 
 def _write(root: Path, out: Path | None, kind: str, experiment: Experiment, ready: str, **parts: Any) -> Path:
@@ -123,7 +125,8 @@ def tuning_headline(stages: Sequence[Sequence[Tuned]]) -> str:
     if not edges:
         return "Every value that was found lies inside its range."
     many = "values lie at an edge of their ranges" if len(edges) > 1 else "value lies at an edge of its range"
-    return f"{len(edges)} {many}, and better ones may lie beyond: {'; '.join(edges)}."
+    which = "; ".join(edges) if len(edges) <= FEW else "the table marks them"
+    return f"{len(edges)} {many}, and better ones may lie beyond: {which}."
 
 
 def best_table(stages: Sequence[Sequence[Tuned]], score: str) -> Table:
