@@ -9,7 +9,8 @@ from typing import Any
 class FedtideError(Exception):
     """A mistake a person can mend: one clear line naming the file, key or row, what was found and what is allowed.
 
-    The command line prints the line and exits with status 2; nothing is half-written when it is raised.
+    The command line prints the line and exits with status 2; nothing is half-written when it is raised. A run that ends
+    in the middle is kept up to its last checkpoint, and `fedtide resume` goes on with it.
 
     >>> raise FedtideError("demo.toml: rounds: found 0, allowed: an integer of 1 or more")
     Traceback (most recent call last):
