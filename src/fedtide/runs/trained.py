@@ -106,9 +106,9 @@ class Models:
             FedtideError: rows have another shape than those of the run, or there is no such client.
         """
         if not isinstance(x, Tensor) or not len(x) or self.shape not in (None, tuple(x.shape[1:])):
-            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             shape = "..." if self.shape is None else ", ".join(map(str, self.shape))
-            raise refused("predict.x", found, f"a tensor (rows, {shape}) with rows as the model sees them")
+            raise refused("predict.x", kind, f"a tensor (rows, {shape}) with rows as the model sees them")
         with TURNS:
             return self._predict(*self._receive(client), x)
 
