@@ -153,8 +153,10 @@ def write_curves(picture: Path, curves: Curves, x: str, y: str, title: str, *, f
         if flat:
             axes.set_ylim(bottom=0)
         else:
-            for at in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                at(StrMethodFormatter("{x:g}"))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            heights = [height for points in curves.values() for _, height in points]
+            if max(heights) < 10 * min(heights):  # else its numbers would be in each other's way
+                axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         figure.legend(loc="outside upper right", ncols=2)
         drawn = svg(figure, title)
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class Population:
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
         if self.availability is not None and not self.availability.awake(0.0).any():
-            raise FedtideError("shift.who.path: no registered client is awake at 0, allowed: one or more")
+            raise FedtideError("shift.who: no registered client is awake at 0, allowed: one or more")
         kind = getattr(self._how, "kind", "python")
         if self.rows.value is not None and kind not in ("identity", "rotation", "python"):
             raise refused("shift.how.kind", kind, "'identity'", "it exchanges labels, and rows have no classes")

@@ -61,7 +61,7 @@ def population(
         x: (rows, ...) features; uint8 pictures are read as 0..1. They are not copied, so do not change them later. Or
             Rows with all of their columns, such as those of `ft.data.table(frame)`.
         y: (rows,) labels from 0, or names; with a `target` numbers, or (rows, labels) of several labels at once.
-        partition: how rows are dealt to clients; None means natural if `client` is given, else iid.
+        partition: how rows are dealt to clients; None means natural if `client` is given, else iid to 100 clients.
         client: (rows,) natural clients.
         domain: (rows,) which of several data sets or modes a row is from.
         time: (rows,) seconds, dates, or ISO 8601.

@@ -21,7 +21,7 @@ from fedtide.data.sources.table_files import Spelling
 from fedtide.data.sources.tabular import CSV, Missing
 from fedtide.data.targets import Number, Setting
 from fedtide.draw.prose import listed
-from fedtide.fields.types import LARGEST, Spelled, ingredient, zone_of
+from fedtide.fields.types import LARGEST, Spelled, Strict, as_written, zone_of
 from fedtide.learn.target import CLASSES
 
 MOST_CLASSES = 100
@@ -475,11 +475,15 @@ def _read(data: Any, spelling: Spelling) -> tuple[str, Cells]:
     return "table", cells_of(data, "table", spelling)
 
 
-@ingredient
-class _Target:
-    """The target that a person names."""
+class _Options(Strict):
+    """Arguments of `table` that are read as in a file."""
 
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
+
+
+def _read_target(target: Any) -> Setting:
+    setting: Setting = as_written("table", _Options, {"target": target})["target"]
+    return setting
 
 
 def _target(name: str, target: Any, label: str, column: Column, cuts: Sequence[float]) -> Setting:
@@ -487,7 +491,7 @@ def _target(name: str, target: Any, label: str, column: Column, cuts: Sequence[f
     if cuts and target not in (None, "classes"):
         raise refused("table: cuts", list(cuts), "none with a target, because cuts make classes")
     measure = column.numbers is not None and (not column.whole or column.distinct > max(MOST_CLASSES, len(column) // 2))
-    setting = (Number() if measure and not cuts else CLASSES) if target is None else _Target(target).target
+    setting = (Number() if measure and not cuts else CLASSES) if target is None else _read_target(target)
     if column.numbers is None and (cuts or setting != CLASSES):
         allowed = "a column of numbers, because cuts make classes of numbers" if cuts else "a column of numbers"
         raise refused(f"{name}: label", label, allowed)
