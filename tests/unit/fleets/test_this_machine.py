@@ -13,7 +13,8 @@ import torch
 from fedtide.fleets.this_machine import keep_freed_memory
 
 keep_freed_memory()
-torch.ones(2**23)
+for _ in range(3):
+    torch.ones(2**23)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
     torch.ones(2**23)
@@ -27,4 +28,4 @@ def test_freed_memory_is_used_again_unless_the_environment_sets_thresholds():
     def pages(**environment: str) -> int:
         return int(subprocess.check_output([sys.executable, "-c", PROGRAM], env={**os.environ, **environment}))
 
-    assert 10 * pages() <= pages(MALLOC_TRIM_THRESHOLD_=str(2**20))
+    assert 4 * pages() <= pages(MALLOC_TRIM_THRESHOLD_=str(2**20))
