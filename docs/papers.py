@@ -36,7 +36,10 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
     yield as_markdown(header, [line(row) for row in paper["rows"]])
     yield '<details markdown="1">\n<summary>Commands</summary>'
     for row in paper["rows"]:
-        commands = [shlex.join(whole) for scale in ("paper", "cpu") if (whole := command(row, scale))]
+        wholes = [command(row, "paper"), command(row, "cpu")]
+        if "larger_sets" in row:
+            wholes.insert(1, [*wholes[0], *row["larger_sets"]])
+        commands = [shlex.join(whole) for whole in wholes if whole]
         yield f"{row['item']}:"
         yield "```console\n" + "\n".join(commands) + "\n```"
     yield "</details>"

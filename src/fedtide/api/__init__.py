@@ -316,8 +316,8 @@ def show(
     check_positive("show.rounds", rounds)
     check_positive("show.clients_per_round", clients_per_round)
     if isinstance(shown, Population):
-        m = min(10 if clients_per_round is None else clients_per_round, shown.registered)
-        return Shown("Population", [Preview(shown, 100 if rounds is None else rounds, m)])
+        m = min(clients_per_round or 10, shown.registered)
+        return Shown("Population", [Preview(shown, rounds or 100, m)])
     request = request_of(scale=scale, sets=sets, seeds=seeds)
     settings, where, _ = read_study(shown, request, request.seeds)
     first = points(settings, where)[0].experiment

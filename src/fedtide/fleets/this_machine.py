@@ -148,7 +148,8 @@ def keep_freed_memory() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(TRIM_THRESHOLD, KEPT)
-        set_option(MMAP_THRESHOLD, LARGEST) or set_option(MMAP_THRESHOLD, LARGEST_BEFORE)
+        if not set_option(MMAP_THRESHOLD, LARGEST):
+            set_option(MMAP_THRESHOLD, LARGEST_BEFORE)
 
 
 def end_with_parent(every: float = 1.0) -> threading.Thread:

@@ -382,9 +382,8 @@ def _presence(cycle: Cycle) -> Finding:
             f"clients keep times of their own: {percent(cycle.habits.seen)} (chance: {percent(cycle.habits.chance)})"
         )
     what = tuple(name for name, size in (("activity", uneven), ("habits", level)) if size != "no")
-    return Finding(
-        "presence", _strongest(uneven, level), f"{words}{', but' if uneven == 'no' != level else ';'} {habits}", what
-    )
+    joint = ", but" if what == ("habits",) else ";"
+    return Finding("presence", _strongest(uneven, level), f"{words}{joint} {habits}", what)
 
 
 def effects(changes: Changes) -> dict[tuple[str, str], Level]:

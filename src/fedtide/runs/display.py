@@ -35,7 +35,7 @@ class TerminalBars:
     def start(self, total: int, shown: str = "", completed: int = 0, counted: bool = False) -> None:
         """Start the bar of all rounds in a terminal, if any are left; `counted` shows the rounds of each bar."""
         if self.console.is_terminal and completed < total:
-            name = max(self.console.width - 55, 10)
+            name = max(self.console.width - 55, 10)  # numbers are told in full, names if there is room
             self._bars = Bars(
                 TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=name)),
                 BarColumn(bar_width=30),

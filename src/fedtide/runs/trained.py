@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ class Models:
             if client is not None:
                 raise refused("--client", client, AT_NODES)
             everyone += REAL
-        if client is not None and not (isinstance(client, int) and 0 <= client < everyone):
+        if client is not None and not (isinstance(client, Integral) and 0 <= client < everyone):
             raise refused("--client", client, f"0 to {everyone - 1}")
         asked = torch.tensor([everyone if client is None else client])
         payload, slot = algorithm.serve(self.state, asked)

@@ -481,17 +481,14 @@ class _Options(Strict):
     target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
 
 
-def _read_target(target: Any) -> Setting:
-    setting: Setting = as_written("table", _Options, {"target": target})["target"]
-    return setting
-
-
 def _target(name: str, target: Any, label: str, column: Column, cuts: Sequence[float]) -> Setting:
     """Return the named target, or the one that fits the values of the label; raise for a label that does not fit."""
     if cuts and target not in (None, "classes"):
         raise refused("table: cuts", list(cuts), "none with a target, because cuts make classes")
     measure = column.numbers is not None and (not column.whole or column.distinct > max(MOST_CLASSES, len(column) // 2))
-    setting = (Number() if measure and not cuts else CLASSES) if target is None else _read_target(target)
+    setting: Setting = Number() if measure and not cuts else CLASSES
+    if target is not None:
+        setting = as_written("table", _Options, {"target": target})["target"]
     if column.numbers is None and (cuts or setting != CLASSES):
         allowed = "a column of numbers, because cuts make classes of numbers" if cuts else "a column of numbers"
         raise refused(f"{name}: label", label, allowed)
