@@ -145,6 +145,7 @@ bench: .venv/.developing
 	$(BIN)/python bench/where.py
 	$(BIN)/python bench/where.py --fleet stacked
 	$(BIN)/python bench/population.py
+	$(BIN)/python bench/passes.py
 	$(BIN)/python bench/crowd.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/precision.py

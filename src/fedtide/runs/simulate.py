@@ -11,7 +11,7 @@ from torch import nn
 from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_stop_at
 from fedtide.core.base import Algorithm, S, Scores
-from fedtide.core.errors import refused
+from fedtide.core.errors import Words, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.data.partition import Groups, HeldOutClients, OneGroup, Partition, Split
 from fedtide.data.population import Population
@@ -91,7 +91,8 @@ def population(
     options = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
     columns = {"y": y, "client": client, "domain": domain, "time": time, "held_out": held_out}
     if isinstance(x, Rows):
-        columns["target"] = None if target == CLASSES else target
+        if target != CLASSES:
+            raise refused("population: target", target, "none beside Rows, which have their own")
         for name in (name for name, column in columns.items() if column is not None):
             raise refused(
                 f"population: {name}",
@@ -105,7 +106,7 @@ def population(
         setting = as_written("population", PopulationOptions, {"target": target})["target"]
         rows = with_target(from_arrays("arrays", x, **columns, measured=setting != CLASSES), setting)
     if rows.classes < 2 and rows.value is None and rows.steps is None:
-        raise refused("population: y", f"{len(rows)} labels of one class", "labels of two classes or more")
+        raise refused("population: y", Words(f"{len(rows)} labels of one class"), "labels of two classes or more")
     options.pop("target")
     return build(rows, **as_written("population", PopulationOptions, options | {"transforms": tuple(transforms)}))
 
