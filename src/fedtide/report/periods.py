@@ -172,6 +172,8 @@ def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str 
     if not len(rounds):
         return rounds, values
     late, weights = rounds > rounds[-1] - record.window, run.weights_of(record.view, rounds)
+    if late.sum() > 1 and rounds[-1] % record.experiment.eval_every:  # the end of the run, between two evaluations
+        late[-1] = False
     place = np.mod(rounds[late], period)
     places = np.unique(place)
     at = [late.nonzero()[0][place == p] for p in places]

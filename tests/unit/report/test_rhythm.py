@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from fedtide.report import periods
 from fedtide.report.periods import measure_rhythm
+from fedtide.report.run_records import read_experiment
+from helpers import studies
 from helpers.records import run_of_lines
 
 
@@ -39,3 +42,11 @@ def test_without_a_period_the_rounds_are_those_of_the_run(tmp_path):
     unknown = {"period_known": 0.0, "period_found": 0.0, "rounds_to_period": 2.0, "shares_known": 0.0}
     assert measure_rhythm(run) == unknown
     assert measure_rhythm(run_of_lines(tmp_path, line([5, 5], prior=[0.5, 0.5]))) == {}
+
+
+@pytest.mark.parametrize("rounds", [16, 17])
+def test_one_period_has_no_point_for_an_end_between_two_evaluations(tmp_path, rounds):
+    """Every fourth round is evaluated, and the last one: after round 17 it is one after the beginning of a period."""
+    made = studies.study(rounds=rounds, eval_every=4, average_last=12, shift={"who": {"kind": "periodic", "period": 8}})
+    record = read_experiment(studies.finished(tmp_path / "run", made))[0]
+    assert periods._folded(record, record.methods[0].runs[0], 8)[0].tolist() == [0, 4, 8]
