@@ -36,7 +36,8 @@ Choices:
     - paper: clients have equal weights within a cluster. With `q` clusters aggregate as in q-FedAvg.
     - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those that arrive.
     - ours: embeddings are clustered by squared Euclidean distance, gradients by cosine. The paper has L1 for labels,
-      and none for these. Centers are means under each distance, L1 too.
+      and none for these. Centers are means under each distance, L1 too. The trigger compares roots of squared and
+      cosine distances.
     - ours: a cluster smaller than its share trains whole. The rest of M / K goes to the largest clusters.
     - ours: a center without members stays where it is. With a single cluster the next event always re-clusters.
     - ours: running statistics and the optimizer's moments are mixed as models are.

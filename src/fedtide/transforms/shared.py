@@ -7,7 +7,8 @@ IFCA's paper shares layers in this way on FEMNIST.
 When to use it: clients are of different kinds, each kind has few samples, and features serve all.
 
 Choices:
-    - ours: participants count for themselves in the mean, however the method picks them from its clusters.
+    - ours: participants count for themselves in the mean. With Fielding they count for their part of the clients in
+      their cluster, because it picks as many from small clusters as from large ones.
     - ours: the trunk begins as that of the method's first model. New models take the trunk as it is.
 """
 

@@ -113,7 +113,7 @@ def test_a_client_keeps_so_many_sentences_for_training(tmp_path):
     rows = Text((written(tmp_path / "t.jsonl", lines),), max_samples=2).load(None, 0)
     assert rows.client.tolist() == [0] * 5 + [1] * 5
     assert rows.held_out.tolist() == ([False] * 2 + [True] * 3) * 2
-    assert rows.classes == 4 + 4  # only what is trained on is counted: aone, atwo, bone, btwo
+    assert rows.classes == 4 + 6  # what is left out is counted, so the task is the same whatever the maximum
     rows = Text((written(tmp_path / "t.jsonl", lines),), max_samples=4, test=0.0).load(None, 0)
     assert rows.client.tolist() == [0] * 4 + [1] * 4
 

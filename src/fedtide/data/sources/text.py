@@ -93,7 +93,8 @@ class Text(Loading):
         vocabulary: number of known words, the most frequent of the training sentences.
         length: number of steps of a row.
         oov_buckets: number of token ids shared by words outside the vocabulary.
-        max_samples: maximum number of training sentences of each client, which are its first.
+        max_samples: maximum number of training sentences of each client, which are its first. The vocabulary is from
+            all of them, whatever the maximum.
     """
 
     path: Annotated[Listed, Field(min_length=1)]
@@ -126,12 +127,14 @@ class Text(Loading):
         number = {name: k for k, name in enumerate(names)}
         client = np.array([number[text.client] for text in records])
         held_out = self._held_out(records, client)
-        cut = self._cut(records, client, held_out)
+        cut = self._cut(records)
         trained = ~held_out[cut.text]
         if self.time and not self.test:
             when = torch.tensor([records[number].time for number in cut.text], dtype=torch.float64)
             trained = np.isin(np.arange(len(trained)), find_earliest(when).numpy())
-        tokens, classes = self._tokens(cut, trained)
+        numbers, classes = self._number(cut, trained)
+        cut = self._limited(cut, client, held_out)
+        tokens = self._tokens(cut, numbers)
         columns: dict[str, Any] = {"held_out": held_out}
         if self.domain:
             columns["domain"] = np.array([domains.index(text.domain) for text in records])
@@ -178,37 +181,45 @@ class Text(Loading):
         tested = np.minimum(np.maximum((count * self.test).round(), 1), count - 1) if self.test else 0 * count
         return rank_rows(client) >= (count - tested)[client]
 
-    def _cut(self, records: list[_Record], client: np.ndarray, held_out: np.ndarray) -> _Cut:
+    def _cut(self, records: list[_Record]) -> _Cut:
         vocabulary: dict[str, int] = {}
         flat, lengths, texts = array("i"), array("i"), array("i")
-        taken = np.zeros(int(client.max()) + 1, dtype=np.int64)
         for number, text in enumerate(records):
             for words in sentences(text.text):
-                if not held_out[number]:
-                    if self.max_samples is not None and taken[client[number]] >= self.max_samples:
-                        break
-                    taken[client[number]] += 1
                 words = words[: self.length]
                 flat.extend([vocabulary.setdefault(word, len(vocabulary)) for word in words])
                 lengths.append(len(words))
                 texts.append(number)
         return _Cut(list(vocabulary), np.array(flat), np.array(lengths), np.array(texts))
 
-    def _tokens(self, cut: _Cut, train: np.ndarray) -> tuple[Tensor, int]:
-        """Return token ids (rows, length + 1) from the beginning to padding, and the number of token ids."""
-        row = np.repeat(np.arange(len(cut.lengths)), cut.lengths)
-        step = np.arange(len(row)) - (cut.lengths.cumsum() - cut.lengths)[row]
-        counts = np.bincount(cut.flat[train[row]], minlength=len(cut.words))
+    def _number(self, cut: _Cut, train: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the token id of every word, and the number of token ids; `train` has the sentences that are counted."""
+        counts = np.bincount(cut.flat[np.repeat(train, cut.lengths)], minlength=len(cut.words))
         frequent = sorted(np.flatnonzero(counts).tolist(), key=lambda word: (-counts[word], cut.words[word]))
         frequent, first = frequent[: self.vocabulary], UNKNOWN + self.oov_buckets
         number = np.array([UNKNOWN + zlib.crc32(word.encode()) % self.oov_buckets for word in cut.words])
         number[frequent] = np.arange(first, first + len(frequent))
+        return number, first + len(frequent)
+
+    def _limited(self, cut: _Cut, client: np.ndarray, held_out: np.ndarray) -> _Cut:
+        """Leave out training sentences of a client beyond the maximum."""
+        if self.max_samples is None:
+            return cut
+        rest = held_out[cut.text]
+        train = np.flatnonzero(~rest)
+        rest[train] = rank_rows(client[cut.text[train]]) < self.max_samples
+        return _Cut(cut.words, cut.flat[np.repeat(rest, cut.lengths)], cut.lengths[rest], cut.text[rest])
+
+    def _tokens(self, cut: _Cut, number: np.ndarray) -> Tensor:
+        """Return token ids (rows, length + 1) from the beginning to padding."""
+        row = np.repeat(np.arange(len(cut.lengths)), cut.lengths)
+        step = np.arange(len(row)) - (cut.lengths.cumsum() - cut.lengths)[row]
         tokens = np.full((len(cut.lengths), self.length + 1), PADDING, dtype=np.int64)
         tokens[:, 0] = BEGINNING
         tokens[row, step + 1] = number[cut.flat]
         short = np.flatnonzero(cut.lengths < self.length)
         tokens[short, cut.lengths[short] + 1] = END
-        return torch.from_numpy(tokens), first + len(frequent)
+        return torch.from_numpy(tokens)
 
 
 @ingredient
@@ -227,7 +238,7 @@ class PlayRoles(Loading):
         vocabulary: number of known words, the most frequent of the training sentences.
         length: number of steps of a row.
         oov_buckets: number of token ids shared by words outside the vocabulary.
-        max_samples: maximum number of training sentences of each role, which are its first.
+        max_samples: maximum number of training sentences of each role, which are its first, as in `kind = "text"`.
 
     >>> rows = PlayRoles(vocabulary=100, length=10, max_samples=5).load(None, 0)
     >>> rows.shape, rows.classes, rows.domain_names, len(rows.client_names)
