@@ -193,7 +193,7 @@ class Text(Loading):
         return _Cut(list(vocabulary), np.array(flat), np.array(lengths), np.array(texts))
 
     def _number(self, cut: _Cut, train: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the token id of every word, and the number of token ids; `train` has the sentences that are counted."""
+        """Return the token id of every word, and the number of token ids; `train` has the sentences that count."""
         counts = np.bincount(cut.flat[np.repeat(train, cut.lengths)], minlength=len(cut.words))
         frequent = sorted(np.flatnonzero(counts).tolist(), key=lambda word: (-counts[word], cut.words[word]))
         frequent, first = frequent[: self.vocabulary], UNKNOWN + self.oov_buckets
