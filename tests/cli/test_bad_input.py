@@ -14,8 +14,10 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from fedtide.algorithms.centralized import State
 from fedtide.config import from_dict
 from fedtide.core import codec
+from fedtide.core.base import Weights
 from fedtide.report import clients, page
 from fedtide.runs import digest, folder
 from helpers.shell import done, refused, written
@@ -280,6 +282,28 @@ def test_a_file_that_is_no_saved_population(capsys, here, change, key, tree):
     codec.to_file(here / "own.safetensors", tree)
     written(here / "study.toml", A, **change)
     assert f"{key}: own.safetensors is not a saved population; allowed: shift/<seed>.safetensors" in run(capsys, here)
+
+
+@pytest.mark.parametrize("part", [
+    {"rows": -1}, {"names": 3}, {"arrivals": torch.zeros(2, 3)}, {"group": None}, {"public": [1]}, {"parts": {}},
+    {"parts": {"train": {"start": torch.zeros(9), "rows": torch.zeros(0)}}},
+], ids=str)  # fmt: skip
+def test_a_saved_population_of_other_types(capsys, here, part):
+    written(here / "study.toml", A)
+    assert not done("run", here / "study.toml", "--out", here / "whole", "--workers", 1)
+    whole = codec.from_file(here / "whole" / "shift" / "0.safetensors")
+    codec.to_file(here / "own.safetensors", {**whole, **part})
+    key = "shift" if "arrivals" in part else "data"
+    changes = {"shift": {"who": "replay:own.safetensors"}, "data": {"partition": "saved:own.safetensors"}}
+    written(here / "study.toml", A, **{key: changes[key]})
+    assert re.search(rf"{key}.*own.safetensors: damaged: ", run(capsys, here))
+
+
+@pytest.mark.parametrize("params", ["abc", {"head.weight": 0}, None], ids=str)
+def test_a_state_whose_weights_are_no_tensors(capsys, here, params):
+    codec.to_file(here / "state.safetensors", State(Weights(params, {})))
+    written(here / "study.toml", {**A, "init_from": "state.safetensors"})
+    assert "init_from: state.safetensors: damaged: its weights are no tensors" in run(capsys, here)
 
 
 def test_more_clients_than_there_are(capsys, here):

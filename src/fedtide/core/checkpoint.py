@@ -338,4 +338,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     models = [model for model in (saved if isinstance(saved, tuple) else (saved,)) if isinstance(model, Weights)]
     if len(models) != 1:
         raise refused(f"{path}: number of models", len(models), "1, as in the state of a run with one model")
+    for part in (models[0].params, models[0].buffers):
+        if not isinstance(part, dict) or not all(isinstance(value, Tensor) for value in part.values()):
+            raise FedtideError(f"{path}: damaged: its weights are no tensors")
     return models[0].params | models[0].buffers

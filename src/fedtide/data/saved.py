@@ -18,6 +18,14 @@ from fedtide.fields.types import DataFile, ingredient
 DRAWN, CLASSES = 60, 1000
 """Number of clients whose labels are counted for the report, and maximum number of classes for it."""
 
+KINDS: dict[str, tuple[Any, ...]] = {
+    "registered": (int,), "group": (torch.int64,), "group_names": (list, tuple), "names": (list, tuple),
+    "expected": (torch.float64,), "arrivals": (torch.int64,), "substituted": (torch.int64, torch.float32),
+    "awake": (torch.uint8, type(None)), "parts": (dict, type(None)), "public": (torch.int64, type(None)),
+    "rows": (dict,),
+}  # fmt: skip
+"""Types of what a file holds, or of the numbers in it."""
+
 LARGEST = 20_000_000
 """Maximum number of index entries that are saved; larger populations are rebuilt from configuration and seed."""
 
@@ -130,12 +138,16 @@ def _words(path: Path, key: str, words: Any) -> list[str]:
     return list(words or ())
 
 
-def content_of(path: str, key: str, needed: str) -> dict[str, Any]:
-    """Return the content that `save` wrote to a file."""
+def content_of(path: str, key: str, *needed: str) -> dict[str, Any]:
+    """Return the content that `save` wrote to a file; raise if it is not of the kinds of `save`."""
     content = codec.from_file(Path(path))
-    if not isinstance(content, dict) or needed not in content or "registered" not in content:
+    if not isinstance(content, dict) or not content.keys() >= {"registered", *needed}:
         allowed = "shift/<seed>.safetensors of a run folder"
         raise FedtideError(f"{key}: {path} is not a saved population; allowed: {allowed}")
+    for name, kinds in KINDS.items():
+        value = content.get(name)
+        if name in content and (value.dtype if isinstance(value, Tensor) else type(value)) not in kinds:
+            raise FedtideError(f"{key}: {path}: damaged: '{name}' is of another kind")
     return content
 
 
@@ -156,7 +168,9 @@ class Saved:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """Content of the file."""
-        content = content_of(self.path, "data.partition.path", "parts")
+        content = content_of(
+            self.path, "data.partition.path", "parts", "rows", "group", "group_names", "names", "public"
+        )
         if content["parts"] is None:
             raise FedtideError(f"data.partition.path: {self.path} was too large to hold who has what")
         return content
@@ -164,8 +178,8 @@ class Saved:
     def fitting(self, rows: int, name: str) -> dict[str, Any]:
         """Return the file's content; raise if it was made from another number of rows."""
         about = self.saved["rows"]
-        if about["count"] != rows:
-            line = f"{self.path} deals {about['count']} rows of {about['name']}, {name} has {rows}"
+        if about.get("count") != rows:
+            line = f"{self.path} deals {about.get('count')} rows of {about.get('name')}, {name} has {rows}"
             raise FedtideError(f"data.partition.path: {line}")
         try:
             clients, registered, parts = len(self.saved["group"]), self.saved["registered"], self.saved["parts"]
@@ -180,5 +194,7 @@ class Saved:
 
 def _is_whole(start: Tensor, places: Tensor, clients: int, rows: int) -> bool:
     """Tell whether lists of row numbers are those of so many clients and rows."""
+    if start.dtype != torch.int64 or places.dtype not in (torch.int32, torch.int64):
+        return False
     ends = [0, len(places)] == start[[0, -1]].tolist() and len(start) == clients + 1
     return ends and bool((start.diff() >= 0).all()) and bool(((places >= 0) & (places < rows)).all())

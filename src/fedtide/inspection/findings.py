@@ -218,8 +218,10 @@ def _count(window: str, seconds: np.ndarray, begin: str | None = None) -> int:
 def _enough(window: str, seconds: np.ndarray) -> int:
     """Return the number of windows in a row that always have some rows."""
     rows = np.histogram(seconds, Calendar(window).edges(seconds))[0]
-    sums = (np.convolve(rows, np.ones(count), "valid").min() for count in range(1, len(rows)))
-    return next((count for count, least in enumerate(sums, 1) if least >= LEAST_ROWS), len(rows))
+    before = np.append(0, rows.cumsum())
+    # The first windows that together have enough, from each window on; from the last ones too few are left.
+    end = np.searchsorted(before, before + LEAST_ROWS)
+    return min(int((end - np.arange(len(before))).max()), len(rows))
 
 
 def _large(answers: Answers) -> bool:

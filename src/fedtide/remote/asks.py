@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field
 from torch import Tensor
 
 from fedtide.core.base import Moment, Reply
+from fedtide.core.record import ASKS, read_lines
 from fedtide.fields.types import HIDDEN, Fraction, NonNegative, Strict, Text
 from fedtide.fleets.ask import ABSTAINED, NOT_FINITE, Ask
 from fedtide.remote.messages import LINES
@@ -231,6 +233,16 @@ class FewChose:
     times: int
     most: int
     needed: int
+
+
+def read_asks(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of `asks.jsonl` in the folder of a run; raise if one is not what this program writes."""
+
+    def read(line: dict[str, Any]) -> dict[str, Any]:
+        nodes_of([line]), closed_in([line]), int(line["round"])
+        return line
+
+    return read_lines(folder, ASKS, read)
 
 
 def closed_in(lines: Sequence[Mapping[str, Any]]) -> list[FewChose]:

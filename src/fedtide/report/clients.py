@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedtide.core.errors import printable
-from fedtide.core.record import ASKS, read_lines
 from fedtide.draw import figures
 from fedtide.draw.holdings import draw_label_shares, heterogeneous
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import METRICS, Measure
 from fedtide.evaluate.rounds import size_in
-from fedtide.remote.asks import closed_in, nodes_of, state_of
+from fedtide.remote.asks import closed_in, nodes_of, read_asks, state_of
 from fedtide.report.formats import FORMATS, Number, bytes_of, points, seconds
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, at
 from fedtide.report.summary import Summary
@@ -120,7 +119,7 @@ DRAWN = 60
 
 def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
     """Return the lines of all rounds, and of questions before round 0, if any."""
-    lines = [line for run in record.runs for line in read_lines(run.folder, ASKS)]
+    lines = [line for run in record.runs for line in read_asks(run.folder)]
     return [line for line in lines if line["round"] >= 0 or line["asks"]]
 
 

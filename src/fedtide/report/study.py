@@ -11,12 +11,12 @@ from typing import Any
 from fedtide.config import axes, has_choice
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import ASKS, plain, read_lines
+from fedtide.core.record import plain
 from fedtide.draw.tables import is_cell
 from fedtide.evaluate.metrics import Measure
 from fedtide.evaluate.references import REFERENCES, reference_words
 from fedtide.evaluate.rounds import Row, rows_of_rounds, rows_of_scores
-from fedtide.remote.asks import refusals_of
+from fedtide.remote.asks import read_asks, refusals_of
 from fedtide.report.claims import chosen_points, judge, judge_sweep
 from fedtide.report.run_records import ExperimentRecord, MethodRecord, RunRecord, is_nano, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Study, Summary
@@ -78,7 +78,7 @@ def summarize(record: ExperimentRecord) -> Summary:
             _measures(record, method),
             method.federation,
             method.method.algorithm == LOCAL and new and not experiment.data.held_out_clients.labeled,
-            dict(refusals_of([line for run in method.runs for line in read_lines(run.folder, ASKS)])),
+            dict(refusals_of([line for run in method.runs for line in read_asks(run.folder)])),
         )
         for _, method in record.numbered
     ]

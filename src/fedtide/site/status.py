@@ -15,7 +15,7 @@ from fedtide.core.files import read_bytes
 from fedtide.core.record import ASKS, read_lines
 from fedtide.draw.prose import counted
 from fedtide.fields.types import Strict, Text, Whole, checked
-from fedtide.remote.asks import LastAnswer, NodeRecord, closed_in, nodes_of
+from fedtide.remote.asks import LastAnswer, NodeRecord, closed_in, nodes_of, read_asks
 from fedtide.remote.fleet import UNITS
 from fedtide.report.formats import bytes_of
 from fedtide.site import certificates
@@ -211,7 +211,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     """Return a row for each node of the roster, in the order of `HEADER`."""
     status = Status.read(site.status)
     present = None if status is None or status.is_gone(site, now) else status.present
-    records = {record.name: record for record in nodes_of(read_lines(site.record, ASKS))}
+    records = {record.name: record for record in nodes_of(read_asks(site.record))}
     for node in site.roster.node:
         record = records.get(node.name, NodeRecord(node.name))
         yield (
@@ -229,7 +229,7 @@ def list_nodes(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
 
 def list_reasons(site: Site) -> Iterator[str]:
     """Say which sums stayed masked, and why answers were refused or lost, the most frequent reasons of each node."""
-    lines = read_lines(site.record, ASKS)
+    lines = read_asks(site.record)
     for few in closed_in(lines):
         yield f"{few.name}: its sum stayed masked {few.times} times: {few.needed} clients have to choose it in a round"
     for record in nodes_of(lines):

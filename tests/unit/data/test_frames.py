@@ -16,7 +16,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.data import stack, table
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV
-from fedtide.data.sources.cells import seconds_of
+from fedtide.data.sources.cells import Column, seconds_of
+from fedtide.data.sources.table_files import read_names
 from fedtide.data.sources.written import read_numbers
 from helpers.same_rows import same
 
@@ -183,6 +184,51 @@ def test_a_parquet_file_is_read_as_a_csv_file_is(tmp_path):
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
     with pytest.raises(FedtideError, match=r"cut.parquet: damaged or not a Parquet file"):
         CSV(str(tmp_path / "cut.parquet"), **settings).load(None, 0)
+
+
+def spoiled(kind: str) -> arrow.Array:
+    """Sixty cells of a type that are not all what the type says, or are too far away."""
+    _, offsets, chars = arrow.array([b"\xff"] * 60).buffers()
+    return {
+        "text": arrow.StringArray.from_buffers(60, offsets, chars),
+        "zone": arrow.array(range(60), arrow.timestamp("us", tz="Nowhere/Land")),
+        "days": arrow.array([-(2**31)] * 60, arrow.date32()),
+        "milliseconds": arrow.array([-(10**16)] * 60, arrow.date64()),
+        "years": arrow.array([2**52] * 60, arrow.timestamp("s", tz="Europe/Berlin")),
+        "duration": arrow.array([2**60 + 1] * 60, arrow.duration("ns")),
+        "long": arrow.array([2**62] * 60, arrow.duration("s")),
+        "clock": arrow.array([10**12 + 1] * 60, arrow.time64("ns")),
+    }[kind]
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("text", "column 'odd': damaged (Invalid UTF8 sequence"),
+    ("zone", "column 'odd': time zone: found 'Nowhere/Land', allowed: one that is known"),
+    ("days", "row 0: odd: found 'a time outside of the years 1 to 9999'"),
+    ("milliseconds", "row 0: odd: found 'a time outside of the years 1 to 9999'"),
+    ("years", "row 0: odd: found 'a time outside of the years 1 to 9999'"),
+])  # fmt: skip
+def test_cells_of_a_parquet_file_that_are_not_what_its_type_says(tmp_path, kind, said):
+    parquet.write_table(arrow.table({"odd": spoiled(kind), "label": ["a", "b"] * 30}), tmp_path / "a.parquet")
+    assert said in outcome(CSV(str(tmp_path / "a.parquet")))
+
+
+def test_lengths_of_time_in_any_unit(tmp_path):
+    columns = {kind: spoiled(kind) for kind in ("duration", "long")}
+    parquet.write_table(arrow.table({**columns, "label": ["a", "b"] * 30}), tmp_path / "a.parquet")
+    rows = CSV(str(tmp_path / "a.parquet"), scaled=False).load(None, 0)
+    assert rows.x[0].tolist() == pytest.approx([2.0**60 / 1e9, 2.0**62])
+    assert Column("clock", spoiled("clock")).clock[0] == 1000.0
+
+
+def test_a_line_longer_than_a_cell_may_be(tmp_path):
+    names = [f"column_{number}" for number in range(12_000)]
+    text = "\n".join([",".join([*names, "label"]), *(",".join(["1"] * 12_000 + [label]) for label in "ab" * 2)])
+    (tmp_path / "wide.csv").write_text(text)
+    assert read_names(tmp_path / "wide.csv") == [*names, "label"]
+    (tmp_path / "long.csv").write_text("x" * 200_000 + ",label\n1,a\n2,b\n")
+    with pytest.raises(FedtideError, match=r"long.csv: damaged or not a CSV file \(field larger than field limit"):
+        read_names(tmp_path / "long.csv")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

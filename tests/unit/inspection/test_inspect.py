@@ -17,6 +17,7 @@ from fedtide.config import Experiment
 from fedtide.config import read as read_experiment
 from fedtide.core.base import Moment
 from fedtide.core.errors import FedtideError
+from fedtide.data.shift import Calendar
 from fedtide.inspection import findings
 from fedtide.inspection.findings import CANDIDATES, PAGE, STUDY, helps, inspect_table, methods
 from fedtide.inspection.table import EARLIEST, LATEST, Columns, Roles, Table, read
@@ -605,3 +606,20 @@ def test_a_skewed_measure_gets_a_hint_at_its_logarithm():
     assert "sales is above 0 and skewed" in hints["sales"][0]
     assert "log(sales)" in hints["sales"][0]
     assert not hints["height"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_in_a_row_that_always_have_enough_rows(seed):
+    """The least count of which every run of so many windows has twenty rows; all windows if there is none."""
+    draw = np.random.default_rng(seed)
+    rows = draw.integers(0, 12 + seed, 9)
+    begin = datetime(2024, 1, 1).timestamp()
+    seconds = np.repeat(np.arange(9), rows) * 86_400 + begin
+    rows = np.histogram(seconds, Calendar("1d").edges(seconds))[0]
+    counts = range(1, len(rows))
+    enough = [count for count in counts if min(map(sum, sliding(rows.tolist(), count))) >= findings.LEAST_ROWS]
+    assert findings._enough("1d", seconds) == (enough or [len(rows)])[0]
+
+
+def sliding(values: list[int], count: int) -> list[list[int]]:
+    return [values[first : first + count] for first in range(len(values) - count + 1)]

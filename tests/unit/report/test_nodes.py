@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS, read_lines
-from fedtide.remote.asks import nodes_of, state_of
+from fedtide.remote.asks import nodes_of, read_asks, state_of
 from fedtide.report.clients import nodes_over_rounds, nodes_table
 from fedtide.report.run_records import ExperimentRecord
 
@@ -44,6 +45,15 @@ def test_a_record_tells_of_each_node(tmp_path):
     assert berlin.reasons == {"refused: a weight of 1e30": 1, "not finite": 1}
     assert (berlin.down, berlin.up, berlin.rounds) == (4000, 2000, 4)
     assert (oslo.asked, oslo.rounds) == (0, 1)
+
+
+@pytest.mark.parametrize("change", [
+    {"asks": 3}, {"round": "x"}, {"scored": {"berlin": "well"}}, {"asks": [{"nodes": {}, "few": {"a": 3}}]},
+])  # fmt: skip
+def test_a_line_of_another_shape_is_named(tmp_path, change):
+    assert read_asks(folder(tmp_path)) == LINES
+    with pytest.raises(FedtideError, match=rf"{ASKS}: line 2 is damaged"):
+        read_asks(folder(tmp_path, [LINES[0], {**LINES[1], **change}]))
 
 
 def test_the_report_has_a_table_and_a_picture_of_nodes(tmp_path):

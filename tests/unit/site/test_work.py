@@ -150,6 +150,10 @@ def test_a_node_with_several_clients_asks_for_one(tmp_path):
     (seat.home / "run" / "worker.json").write_text(json.dumps(seat.settings))
     with pytest.raises(FedtideError, match="berlin: this node has 2 clients: add --client 0 or --client 1"):
         predict_at_node(tmp_path / "berlin", data[0], tmp_path / "x.csv")
+    for spoiled in ({"policy": -1}, {"data": 1.5}, {"base": []}):
+        (seat.home / "run" / "worker.json").write_text(json.dumps({**seat.settings, **spoiled}))
+        with pytest.raises(FedtideError, match="not the folder of a node that was started"):
+            predict_at_node(tmp_path / "berlin", data[0], tmp_path / "x.csv")
 
 
 # -- the record of a node ----------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Replay(Arriving):
     @cached_property
     def saved(self) -> dict[str, Any]:
         """Content of the file."""
-        return content_of(self.path, "shift.who.path", "arrivals")
+        return content_of(self.path, "shift.who.path", "arrivals", "expected", "substituted", "awake")
 
     def _round(self, time: float) -> int:
         rounds = len(self.saved["arrivals"])

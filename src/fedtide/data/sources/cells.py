@@ -56,6 +56,10 @@ MOSTLY = 0.9
 """Share of numbers from which a column seems to be one of numbers with mistakes."""
 YEAR_1973 = 1e8
 """Seconds from which numbers are taken for a date."""
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Arrow's units of time."""
+FARTHEST = 253_402_300_800
+"""Seconds since 1970 at the end of the year 9999; as many before it there is no date either."""
 FORM_WORDS = {
     "day-month-year": "day-month-year", "month-day-year": "month-day-year", "excel": "days of a spreadsheet",
     "digits": "digits", "weeks": "ISO weeks",
@@ -502,7 +506,9 @@ class Column:
         if self._encoded is not None:
             return None
         if arrow.types.is_duration(kind):
-            raw = compute.divide(raw.cast(arrow.duration("us")).cast(arrow.int64()).cast(arrow.float64()), 1e6)
+            raw = compute.divide(
+                raw.cast(arrow.int64()).cast(arrow.float64(), safe=False), float(PER_SECOND[kind.unit])
+            )
         elif arrow.types.is_decimal(kind):
             raw = raw.cast(arrow.float64())
         elif arrow.types.is_boolean(kind):
@@ -516,19 +522,22 @@ class Column:
     @cached_property
     def _stored(self) -> Times | None:
         """Times that are stored as such; None for other columns. The clock is that of the column's time zone."""
-        kind = self.raw.type
+        raw, kind = self.raw, self.raw.type
         if arrow.types.is_date(kind):
-            at = self.raw.cast(arrow.timestamp("us"))
-        elif arrow.types.is_timestamp(kind):
-            at = self.raw.cast(arrow.timestamp("us", kind.tz), safe=False)
-        else:
+            raw = raw.cast(arrow.timestamp("s" if arrow.types.is_date32(kind) else "ms"))
+        elif not arrow.types.is_timestamp(kind):
             return None
+        ticks = np.asarray(raw.cast(arrow.int64()).fill_null(0))
+        wrong = np.abs(ticks / PER_SECOND[raw.type.unit]) > FARTHEST
+        if wrong.any():
+            raw = compute.if_else(arrow.array(wrong), arrow.scalar(None, raw.type), raw)
+        at = raw.cast(arrow.timestamp("us", raw.type.tz), safe=False)
         zone = np.full(len(self), np.nan)
         if getattr(kind, "tz", None):
             local = compute.local_timestamp(at)
             ahead = np.asarray(local.cast(arrow.int64()).fill_null(0)) - np.asarray(at.cast(arrow.int64()).fill_null(0))
             zone, at = np.where(np.asarray(at.is_null()), np.nan, ahead / 1e6), local
-        return Times(np.asarray(at).astype("datetime64[us]"), np.zeros(len(self), bool), zone, "year-month-day")
+        return Times(np.asarray(at).astype("datetime64[us]"), wrong, zone, "year-month-day")
 
     @cached_property
     def _numbers(self) -> Numbers:
@@ -730,7 +739,7 @@ class Column:
     def clock(self) -> np.ndarray | None:
         """Times of the day in seconds since midnight, NaN if one is missing; None for other columns."""
         if arrow.types.is_time(self.raw.type):
-            day = self.raw.cast(arrow.time64("us")).cast(arrow.int64()).cast(arrow.float64())
+            day = self.raw.cast(arrow.time64("us"), safe=False).cast(arrow.int64()).cast(arrow.float64())
             return np.asarray(day.fill_null(math.nan)) / 1e6
         if self._encoded is None:
             return None

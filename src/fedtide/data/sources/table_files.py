@@ -179,6 +179,20 @@ def read_names(path: Path, spelling: Spelling = Spelling()) -> list[str]:
     return _read_header(path, spelling).names
 
 
+def _check_column(where: str, column: Any) -> None:
+    """Raise for bytes that are not what the type of an arrow column says, and for a time zone that is unknown."""
+    try:
+        column.validate(full=True)
+    except arrow.ArrowException as error:
+        raise FedtideError(f"{where}: damaged ({str(error).rpartition('Invalid: ')[2]})") from None
+    zone = getattr(column.type, "tz", None)
+    try:
+        if zone:
+            compute.local_timestamp(arrow.array([0], column.type))
+    except arrow.ArrowException:
+        raise refused(f"{where}: time zone", zone, "one that is known, such as Europe/Berlin or +01:00") from None
+
+
 def _visible_names(schema: Any) -> list[str]:
     return [name for name in schema.names if not _is_hidden(name, schema)]
 
@@ -204,6 +218,8 @@ def read_table(path: Path, names: Sequence[str], spelling: Spelling = Spelling()
             kinds = {name: schema.field(stored[name]).type for name in names}
             unread = {name: cell for name, kind in kinds.items() if (cell := _unread(kind)) is not None}
             table = file.read(columns=[stored[name] for name in kinds if name not in unread])
+            for name in kinds.keys() - unread.keys():
+                _check_column(f"{path}: column '{name}'", table[stored[name]])
             hidden = [name for name in schema.names if _is_hidden(name, schema)]
         _check_rows(path, rows)
         stand_ins = {name: arrow.chunked_array([arrow.repeat(cell, rows)]) for name, cell in unread.items()}
@@ -352,7 +368,8 @@ def _read_header(path: Path, spelling: Spelling) -> _Header:
     if begin < skipped < len(text) and _width(text[skipped - 1], separator) == _width(text[skipped], separator) > 1:
         skipped -= 1  # the names begin with the mark of a comment
     rows = csv.reader(text[skipped:], delimiter=separator)
-    blank, names = next(((number, row) for number, row in enumerate(rows) if any(map(str.strip, row))), (0, []))
+    with reading(path, "a CSV file", csv.Error):
+        blank, names = next(((number, row) for number, row in enumerate(rows) if any(map(str.strip, row))), (0, []))
     above = sum(bool(line.strip()) for line in text[begin:skipped])
     names = _check_names(path, names)
     return _Header(encoding, separator, names, above, skipped + rows.line_num, skipped + blank + 1)
@@ -437,7 +454,11 @@ def _decodes(path: Path, encoding: str) -> bool:
 
 
 def _width(line: str, separator: str) -> int:
-    return len(next(csv.reader([line], delimiter=separator), []))
+    """Return the number of cells of a line; 1 if a cell is longer than the longest that csv reads."""
+    try:
+        return len(next(csv.reader([line], delimiter=separator), []))
+    except csv.Error:
+        return 1
 
 
 def _find_separator(lines: list[str]) -> str:
