@@ -50,7 +50,7 @@ class Lying(NearCarrier):
         self._change = change
 
     def pull(self) -> list[Response]:
-        asked = {question.id: question.header for question, _ in self._questions}
+        asked = {waiting.question.id: waiting.question.header for waiting in self._questions}
         return [self._change(asked[response.id], response) for response in super().pull()]
 
 

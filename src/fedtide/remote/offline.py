@@ -5,7 +5,6 @@ simulation has the bits of the deployment.
 """
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from fedtide.fleets.totals import Vectors
 from fedtide.learn.target import CLASSES
 from fedtide.remote.asks import ANSWERED, AT_WORK
 from fedtide.remote.fleet import RemoteFleet
-from fedtide.remote.messages import Carrier, Question, Response
+from fedtide.remote.messages import Carrier, OpenQuestion, Question, Response
 from fedtide.remote.node import Node
 from fedtide.remote.node_memory import NodeMemory
 from fedtide.remote.schedule import Rehearsed
@@ -49,7 +48,7 @@ class NearCarrier:
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
-        self._questions: deque[tuple[Question, float]] = deque()
+        self._questions: deque[OpenQuestion] = deque()
 
     def removed(self) -> frozenset[str]:
         """Return no name."""
@@ -61,8 +60,7 @@ class NearCarrier:
 
     def push(self, questions: Sequence[Question]) -> None:
         """Take questions."""
-        now = time.monotonic()
-        self._questions.extend((question, now) for question in questions)
+        self._questions.extend(map(OpenQuestion, questions))
 
     def drop(self, questions: Sequence[str]) -> None:
         """Do nothing: nodes answer all that they are asked."""
@@ -71,10 +69,10 @@ class NearCarrier:
         """Let a node answer one question."""
         if not self._questions:
             return []
-        question, pushed = self._questions.popleft()
+        waiting = self._questions.popleft()
+        question = waiting.question
         header, payload = self.nodes[question.node].handle(json.loads(json.dumps(question.header)), question.payload)
-        answer = json.loads(json.dumps(header))
-        return [Response(question.id, question.node, answer, payload, time.monotonic() - pushed)]
+        return [waiting.respond(json.loads(json.dumps(header)), payload)]
 
 
 def near_fleet(

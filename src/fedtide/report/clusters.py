@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -187,16 +186,12 @@ def cluster_counts(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
 
     If no fact has the number, it is the number of models whose `members` are reported.
     """
-    counts = run.every_round(_count_members)
+    members = map(at("facts", "members"), run.lines)
+    counts = np.array([len(sizes) if isinstance(sizes, list) else np.nan for sizes in members])
     for name in ("models", "clusters"):
         counts = np.where(np.isfinite(run.fact(name)), run.fact(name), counts)
     finite = np.isfinite(counts)
     return np.array([line["round"] for line in run.lines])[finite], counts[finite]
-
-
-def _count_members(line: dict[str, Any]) -> int | None:
-    members = at("facts", "members")(line)
-    return len(members) if isinstance(members, list) else None
 
 
 # -- numbers of a labeling ---------------------------------------------------------------------------------------------

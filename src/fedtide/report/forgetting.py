@@ -166,24 +166,24 @@ class Transfer:
                 out[i, which] = highest[i - 1, which] - self.accuracy[i, which]
         return out
 
-    def backward(self, window: int | None = None) -> float:
+    def backward(self, window: float = math.inf) -> float:
         """Return the backward transfer: the mean of `fallen` at the last evaluation of each absence.
 
         An absence lasts from the end of a distribution's turn to the beginning of its next one, or to the end.
 
         Args:
-            window: number of last rounds in which an absence's last evaluation counts; None counts all.
+            window: number of last rounds in which an absence's last evaluation counts; all by default.
         """
         ends = {(which, last): i for i, which, last in self._past}
         late = self._late(window)
         return mean_of_known([self.fallen[i, which] for (which, _), i in ends.items() if late[i]])
 
-    def forgetting(self, which: int | None = None, window: int | None = None) -> float:
+    def forgetting(self, which: int | None = None, window: float = math.inf) -> float:
         """Return the mean of `forgotten` over distributions and evaluations.
 
         Args:
             which: a single distribution; None means all.
-            window: number of last rounds whose evaluations count; None counts all.
+            window: number of last rounds whose evaluations count; all by default.
         """
         late = self.forgotten[self._late(window)]
         return mean_of_known((late if which is None else late[:, which]).ravel())
@@ -204,7 +204,7 @@ class Transfer:
                 out[which] = self.accuracy[before[-1], which] - chance
         return out
 
-    def recoveries(self, window: int | None = None) -> list[float]:
+    def recoveries(self, window: float = math.inf) -> list[float]:
         """Return for each return of a distribution the rounds until it is within `TOLERANCE` of its last turn's level.
 
         They are counted from the round in which it became the majority to the first evaluation at the level. They are 0
@@ -212,12 +212,12 @@ class Transfer:
         last turn had no level, or the end of the run cut it off.
 
         Args:
-            window: number of last rounds in which a turn must end to count; None counts all.
+            window: number of last rounds in which a turn must end to count; all by default.
         """
         out = []
         for k, turn in enumerate(self.turns):
             last = self._last[k, turn.which]
-            if last < 0 or (window is not None and turn.end <= self.turns[-1].end - window):
+            if last < 0 or turn.end <= self.turns[-1].end - window:
                 continue
             level, values = self._level[last] - TOLERANCE, self.accuracy[:, turn.which].tolist()
             absent = [v for n, v in zip(self.after, values, strict=True) if self.turns[last].end < n <= turn.first]
@@ -231,10 +231,10 @@ class Transfer:
                 out.append(min(reached, default=math.inf))
         return out
 
-    def _late(self, window: int | None) -> np.ndarray:
+    def _late(self, window: float) -> np.ndarray:
         """Tell for each evaluation if it is in the last `window` rounds."""
         after = np.asarray(self.after)
-        return np.ones(len(after), bool) if window is None else after > after[-1:] - window
+        return after > after[-1:] - window
 
 
 # -- numbers of a run --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ class Format:
     unit: str = ""
     scale: float = 1.0
     digits: int | None = None
+    signed: bool = False
 
     def __call__(self, measure: Measure, *, signed: bool = False) -> str:
         """Format a measure."""
@@ -36,7 +37,7 @@ class Format:
             leading = error or abs(mean) / 10 or 0.1
             digits = min(max(1 - math.floor(math.log10(leading)), 0), 4)
         mean = round(mean, digits) + 0.0  # no minus before a zero
-        text = f"{mean:{'+' if signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
+        text = f"{mean:{'+' if signed or self.signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
         return f"{text} {self.unit}".rstrip()
 
 
@@ -44,9 +45,8 @@ percent, points, number, brief_seconds = Format("%", 100.0, 1), Format("points",
 """Formats of a share, of a difference of shares in percentage points, of a plain number, and of a short time."""
 
 
-def signed_points(measure: Measure, *, signed: bool = True) -> str:
-    """Format a difference of shares as percentage points with its sign."""
-    return points(measure, signed=signed)
+signed_points = Format("points", 100.0, 1, signed=True)
+"""Format of a difference of shares in percentage points, with its sign."""
 
 
 def size(measure: Measure, *, signed: bool = False) -> str:

@@ -36,16 +36,12 @@ def number_of(name: str, unit: Unit | None = None) -> Number:
     >>> number_of("accuracy_night").written is number_of("accuracy_by_global").written is percent
     True
     """
-    plain = _find_number(name) or Number(name)
+    plain = find_number(name) or Number(name)
     return Number(name, FORMATS[unit] if unit else plain.written, word=plain.word, reached=plain.reached)
 
 
-def is_number(name: str) -> bool:
-    """Tell whether a number of this name exists."""
-    return _find_number(name) is not None
-
-
-def _find_number(name: str) -> Number | None:
+def find_number(name: str) -> Number | None:
+    """Return the number of this name; None if there is none."""
     of_group = next((n for n in NUMBERS.values() if n.by_group and name.startswith(f"{n.name}_")), None)
     return NUMBERS.get(name) or of_group or (Number(name, percent) if name.startswith(BY_WAY) else None)
 
@@ -59,7 +55,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     names = [metric.name for metric in metrics_for(TARGET_WORDS[experiment.data.target.kind])]
     for place, metric in enumerate(experiment.metrics):
         for name in units_of(metric):
-            if name in (*names, *NO_METRICS) or is_number(name):
+            if name in (*names, *NO_METRICS) or find_number(name):
                 raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")
         names += units_of(metric)
     names += experiment.metric_units
@@ -67,11 +63,11 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         key = f"{where}: claim[{place}].measure"
         if claim.measured in {"accuracy", "skill"} - {experiment.score}:
             raise refused(key, claim.measured, f"{experiment.score}, the score of this target")
-        if experiment.privacy is not None and (number := _find_number(claim.measured)) is not None and number.single:
+        if experiment.privacy is not None and (number := find_number(claim.measured)) is not None and number.single:
             but = "the report of a private study leaves numbers of single clients out"
             raise refused(key, claim.measured, "a number of all clients", but)
         at = [] if claim.at is None else _metrics_at(experiment, claim.at, where)
-        if not is_number(claim.measured) and claim.measured not in (*names, *at):
+        if not find_number(claim.measured) and claim.measured not in (*names, *at):
             groups = (f"{n.name}_<group>" for n in NUMBERS.values() if n.by_group)
             raise unknown(key, claim.measured, [*NUMBERS, *names, *at, *groups, f"{BY_WAY}<way to predict>"])
 

@@ -38,17 +38,16 @@ WAIT_SECONDS = 5.0
 
 @dataclass
 class Stop:
-    """Request of a person to stop; `flag` and `pool` are of the processes, if there are any."""
+    """Request of a person to stop; `pool` has the processes, if there are any."""
 
     asked: bool = False
-    flag: Path | None = None
     pool: Processes | None = None
 
     def ask(self) -> None:
         """Ask all that is played to end soon."""
         self.asked = True
-        if self.flag is not None:
-            self.flag.touch()
+        if self.pool is not None:
+            (self.pool.folder / STOP).touch()
 
     def tell(self) -> None:
         """Print the processes that the stop waits for."""
@@ -94,9 +93,9 @@ def started(experiment: Experiment, workers: int | None, count: int) -> Iterator
         elif (size := processes(experiment, workers, count)) > 1:
             pool = stack.enter_context(Pool(size, joined=count == 1))
         if pool is not None:
-            stop.pool, stop.flag = pool, pool.folder / STOP
+            stop.pool = pool
             if stop.asked:  # while the pool began
-                stop.flag.touch()
+                stop.ask()
         yield pool, stop
 
 

@@ -316,8 +316,8 @@ class Model:
     def of(trained: Trained, client: int | None, cluster: int | None) -> "Model":
         """Return the model of a run, see `Trained.parts`."""
         parts = trained.parts(client, cluster)
-        whose = "server" if client is None and cluster is None else f"client {client}" if cluster is None else ""
-        about = described(trained, trained.run.experiment, whose or f"cluster {cluster}")
+        whose = "server" if client is None else f"client {client}"
+        about = described(trained, trained.run.experiment, whose if cluster is None else f"cluster {cluster}")
         return Model(trained.task, parts, trained.rows(CHECKED), about)
 
 

@@ -6,7 +6,6 @@ site's own server and nothing else, and nodes trust the authority for that serve
 
 import base64
 import hashlib
-import re
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -209,8 +208,7 @@ def fingerprint(key: str) -> str:
 
 def authority_fingerprint(content: bytes) -> str:
     """Return the SHA-256 of an authority's certificate, as browsers show it."""
-    body = re.sub(rb"-----[^-]+-----|\s", b"", content)
-    return hashlib.sha256(base64.b64decode(body)).hexdigest()
+    return parse_certificate(content, "authority").fingerprint(library().hazmat.primitives.hashes.SHA256()).hex()
 
 
 def _certificate(signer: Any, host: str | None, key: Any, valid: timedelta) -> Any:

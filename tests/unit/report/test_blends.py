@@ -21,7 +21,7 @@ from fedtide.report.components import (
 from fedtide.report.run_records import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.study import summarize
 from fedtide.report.summary import Summary
-from fedtide.report.topics import is_number
+from fedtide.report.topics import find_number
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.records import change_lines, record_like, run_of_lines
 from helpers.studies import A, finished
@@ -225,4 +225,4 @@ def test_numbers_are_in_the_summary_and_have_formats(summary):
     assert set(measures["splitting"]) >= BLENDED
     assert BLENDED & set(measures["A"]) == {"training_loss", "loss_spread", "peak_gain", "trough_gain"}
     assert BLENDED & set(measures["still"]) == {"training_loss", "loss_spread"}
-    assert all(is_number(name) for of_method in measures.values() for name in of_method)
+    assert all(find_number(name) for of_method in measures.values() for name in of_method)

@@ -65,7 +65,7 @@ class Meddling(NearCarrier):
     def pull(self) -> list[Response]:
         if not self._questions:
             return []
-        question = self._questions[0][0]
+        question = self._questions[0].question
         self.asked.append(question)
         key = question.header["kind"], question.node
         self.times[key] += 1
@@ -254,7 +254,7 @@ def test_a_node_that_says_nothing_leaves_time_for_the_shares_of_the_others(tmp_p
     silent, pull = fleet.carrier.nodes["node-2"], NearCarrier.pull
 
     def heard(carrier: Any) -> Any:
-        question = carrier._questions[0][0] if carrier._questions else None
+        question = carrier._questions[0].question if carrier._questions else None
         if question is None or question.header["kind"] != "unmask" or carrier.nodes[question.node] is not silent:
             return pull(carrier)
         carrier._questions.popleft()
@@ -733,7 +733,7 @@ def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypa
         silent = fleet.carrier.nodes["node-2"]
 
         def heard(carrier: Any, kind: str = kind, silent: Any = silent) -> Any:
-            question = carrier._questions[0][0] if carrier._questions else None
+            question = carrier._questions[0].question if carrier._questions else None
             if question is None or question.header["kind"] != kind or carrier.nodes[question.node] is not silent:
                 return pull(carrier)
             carrier._questions.popleft()

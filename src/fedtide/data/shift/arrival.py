@@ -293,7 +293,7 @@ class StreamPlan(Plan):
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return the events since `before`: "arrival" and "expiry" of intervals."""
         now, then = self._live(moment), self._live(before)
-        return (*(("arrival",) if (now & ~then).any() else ()), *(("expiry",) if (then & ~now).any() else ()))
+        return ("arrival",) * bool((now & ~then).any()) + ("expiry",) * bool((then & ~now).any())
 
     def check(self, rounds: int) -> None:
         """Raise if within `rounds` a client runs out of training rows and may not wait, or if all clients do."""

@@ -612,7 +612,7 @@ class ClusterDriftPlan(Plan):
         between = self._events(now)[self.number(then) :]
         mass = np.isin(between, self._mass_events)
         steady = np.isin(between, self.drift.every * np.arange(1, len(self._events(now)) + 1))
-        return (*(("drift",) if steady.any() else ()), *(("mass",) if mass.any() else ()))
+        return ("drift",) * bool(steady.any()) + ("mass",) * bool(mass.any())
 
     def check(self, rounds: int) -> None:
         """Raise if there would be too many events."""

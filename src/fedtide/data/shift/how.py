@@ -496,11 +496,6 @@ class ConceptDrift(Reading):
         return len(self.concepts) if self.drawn is None else self.drawn.number
 
     @property
-    def turns(self) -> bool:
-        """Tell whether pictures are turned by a quarter, or three, so that they must be square."""
-        return any(angle in (90, 270) for concept in self.concepts for angle in concept.angles)
-
-    @property
     def pictures(self) -> tuple[bool, bool]:
         """Tell whether some pictures are turned, and whether some are colored."""
         if self.drawn is not None:
@@ -517,7 +512,8 @@ class ConceptDrift(Reading):
                 concept.check(f"shift.how.concepts[{number}]", labels)
             if self.drawn is not None:
                 self.drawn.check(labels)
-        square = self.turns or (self.drawn is not None and turned)
+        quarters = any(angle in (90, 270) for concept in self.concepts for angle in concept.angles)
+        square = quarters or (self.drawn is not None and turned)
         if turned and (len(shape) != 3 or (square and shape[1] != shape[2])):
             raise refused("shift.how.concepts.angles", "angles", "none, or (square) images", f"rows have shape {shape}")
         if colored and (len(shape) != 3 or shape[0] != 3):

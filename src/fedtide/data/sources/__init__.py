@@ -100,16 +100,17 @@ class Domains(Loading):
         }
         columns |= {"client": client, "client_names": client_names, "domain_names": self.names}
         columns |= {"padding": parts[0].padding, "unscored": parts[0].unscored, "cut": sum(part.cut for part in parts)}
-        names = parts[0].label_names if len(set(self._words(len(parts)))) == 1 else ()
+        names = parts[0].label_names if len(set(self._words)) == 1 else ()
         columns |= {"label_names": names if len(names) == classes else ()}
         moments = [part.learned for part in parts if part.learned is not None]
         rows = make_rows(" + ".join(self.names), classes, x=_features(parts), **columns)
         return replace(rows, fit=_fit(parts, rows.x), learned=max(moments, default=None))
 
-    def _words(self, sources: int) -> Sequence[Any]:
+    @property
+    def _words(self) -> Sequence[Any]:
         """Return a word for each source; those with the same word have the same labels."""
         if isinstance(self.labels, str):
-            return range(sources) if self.labels == "disjoint" else [self.labels] * sources
+            return range(len(self.sources)) if self.labels == "disjoint" else [self.labels] * len(self.sources)
         return self.labels
 
     def _with_common_names(self, parts: list[Rows]) -> list[Rows]:
@@ -118,9 +119,8 @@ class Domains(Loading):
         Raises:
             FedtideError: one of them has names, and another numbers.
         """
-        words = self._words(len(parts))
-        for word in dict.fromkeys(words):
-            places = [place for place, other in enumerate(words) if other == word]
+        for word in dict.fromkeys(self._words):
+            places = [place for place, other in enumerate(self._words) if other == word]
             numbers = {place: tuple(map(str, range(parts[place].classes))) for place in places}
             named = [place for place in places if parts[place].label_names not in ((), numbers[place])]
             if not named or len({parts[place].label_names for place in places}) == 1:
@@ -138,12 +138,11 @@ class Domains(Loading):
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
         """Return the first label of each source, given the number of classes of each, and the number of labels."""
-        words = self._words(len(classes))
         sizes: dict[Any, int] = {}
-        for word, count in zip(words, classes, strict=True):
+        for word, count in zip(self._words, classes, strict=True):
             sizes[word] = max(sizes.get(word, 0), count)
         first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        return [first[word] for word in words], sum(sizes.values())
+        return [first[word] for word in self._words], sum(sizes.values())
 
 
 def _fit(parts: list[Rows], x: Tensor) -> Fit | None:

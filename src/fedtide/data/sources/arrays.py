@@ -102,7 +102,6 @@ class NPZ(Loading):
                 if column not in arrays.names:
                     raise FedtideError(f"{path}: no array '{column}'; {nearest(column, arrays.names)}")
             named = [column for column in COLUMNS if column in arrays.names]
-            _check_lengths(path.name, {column: next(iter(arrays.about[column][1]), None) for column in named})
             columns = {column: arrays.read(column) for column in named}
         return from_arrays(path.name, **columns, scaled=self.scaled, measured=measured)
 
@@ -152,7 +151,6 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
     """
-    _check_lengths(name, {key: _length_of(values) for key, values in {"x": x, "y": y, **columns}.items()})
     exact = features = _tensor(name, "x", x)
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
@@ -173,22 +171,6 @@ def from_arrays(name: str, x: Any, y: Any, *, scaled: bool = False, measured: bo
     if scaled and rows.x.dtype == torch.uint8:
         raise refused(f"{name}: scaled", True, "false", "pictures are read as 0 to 1")
     return with_fit(rows, partial(_standardize_rows, exact, dtype=rows.x.dtype)) if scaled else rows
-
-
-def _length_of(values: Any) -> int | None:
-    """Return the number of rows of a column; None if that is not known yet."""
-    try:
-        return len(values)
-    except TypeError:
-        return None
-
-
-def _check_lengths(name: str, lengths: Mapping[str, int | None]) -> None:
-    """Raise if a column has another number of rows than x, before any is converted."""
-    rows = lengths.get("x")
-    for key, length in lengths.items():
-        if None not in (rows, length) and length != rows:
-            raise refused(f"{name}: rows of {key}", length, f"{rows}, as in x")
 
 
 def _standardize_rows(x: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
