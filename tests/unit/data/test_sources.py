@@ -160,6 +160,14 @@ def test_names_may_be_bytes():
         from_arrays("toy", np.zeros((2, 1)), [0, 1], client=np.array([b"\xff", b"b"]))
 
 
+@pytest.mark.parametrize("column", ["x", "y", "time", "held_out"])
+@pytest.mark.parametrize("kind", ["V4", "m8[s]", "c16"])
+def test_a_column_of_a_type_that_nothing_reads_is_named(column, kind):
+    columns = {"x": np.zeros((2, 1)), "y": [0, 1], column: np.zeros(2, kind)}
+    with pytest.raises(FedtideError, match=f"toy: .*{column}"):
+        from_arrays("toy", **columns)
+
+
 # -- Gaussians --------------------------------------------------------------------------------------------------------
 
 

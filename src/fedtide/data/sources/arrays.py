@@ -305,7 +305,8 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
 def _times(name: str, column: str, values: Any) -> Tensor:
     """Return times as seconds; dates count from 1970."""
     times = _array(name, column, values)
-    if times.ndim == 1 and (times.dtype.kind in "MOU" or bool(np.isfinite(times).all())):
+    number = times.dtype.kind in "biuf" and bool(np.isfinite(times).all())
+    if times.ndim == 1 and (number or times.dtype.kind in "MOU"):
         times = seconds_of(times, lambda row: f"{name}: row {row}")
     return _tensor(name, column, times).double()
 
