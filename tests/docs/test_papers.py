@@ -21,6 +21,7 @@ def test_commands_can_be_given(papers):
     """They are read, with every point of their sweeps; the data need not be there."""
     rows = [row for paper in papers.contents() for row in paper["rows"]]
     commands = [papers.command(row, scale) for row in rows for scale in ("paper", "cpu")]
+    commands += [[*papers.command(row, "paper"), *row["larger_sets"]] for row in rows if "larger_sets" in row]
     seen = {tuple(command) for command in commands if command}
     assert len(seen) > 60
     for _, verb, recipe, _, scale, *rest in sorted(seen):
@@ -46,7 +47,11 @@ def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
     rows = [row for paper in papers.contents() for row in paper["rows"] if "paper" in row]
     spelled = [row for row in rows if row["paper"] and any(each.startswith("method=[") for each in row["paper"])]
     for row in spelled:
-        experiment = read(RECIPES / f"{row['recipe']}.toml", scale="paper", sets=row["paper"][1::2])
+        recipe = RECIPES / f"{row['recipe']}.toml"
+        experiment = read(recipe, scale="paper", sets=row["paper"][1::2])
+        played = {method.settings()["local"].lr for method in read(recipe, scale="paper").method}
+        if "defaults.local" not in " ".join(row["paper"]):
+            assert {method.settings()["local"].lr for method in experiment.method} <= played, row["item"]
         for method in points(experiment)[0].experiment.method:
             options, said = method.settings(), f"{row['item']}: {method.name}"
             assert all(transform.kind == "shared" for transform in method.all_transforms), said

@@ -29,7 +29,7 @@ Choices:
       and no longer sent; a check without members does not count. Only frozen models are served at their best weights
       (in the released code all are). If all are frozen, nobody trains any more.
     - ours: gate and local expert stop early on a real validation set; the released code uses its test set.
-    - ours: a gate that is trained alone sees experts without dropout; those of the released code have theirs.
+    - ours: experts have no dropout while a gate trains alone. In the released code they have it.
     - paper: all models are in the mixture. `drop_unused` (ours) leaves out experts that no participant has chosen by
       loss for ten rounds. The released code leaves out experts that no evaluated client picks. A model that was in
       use when it froze stays in it.

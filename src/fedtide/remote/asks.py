@@ -238,11 +238,14 @@ class FewChose:
 def read_asks(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `asks.jsonl` in the folder of a run; raise if one is not what this program writes."""
 
-    def read(line: dict[str, Any]) -> dict[str, Any]:
-        nodes_of([line]), closed_in([line]), int(line["round"])
+    def check(line: dict[str, Any]) -> dict[str, Any]:
+        """Return the line; counting it raises if it has another shape."""
+        nodes_of([line])
+        closed_in([line])
+        int(line["round"])
         return line
 
-    return read_lines(folder, ASKS, read)
+    return read_lines(folder, ASKS, check)
 
 
 def closed_in(lines: Sequence[Mapping[str, Any]]) -> list[FewChose]:

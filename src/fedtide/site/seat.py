@@ -621,8 +621,9 @@ def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[Judg
     try:
         settings = json.loads((folder / "run" / "worker.json").read_text(encoding="utf-8"))
         files = [settings[key] for key in ("policy", "base") if settings.get(key) is not None]
-        paths = [settings["home"], *files, *settings.get("data", ()), *settings.get("watch", ())]
-        ticket, _ = Ticket.read(Path(settings["ticket"])), [Path(path) for path in paths]
+        for path in (settings["home"], *files, *settings.get("data", ()), *settings.get("watch", ())):
+            Path(path)  # raises for what is no path
+        ticket = Ticket.read(Path(settings["ticket"]))
     except (OSError, *UNREADABLE):
         but = "not the folder of a node that was started; start it with: fedtide join"
         raise FedtideError(f"{folder}: {but}") from None

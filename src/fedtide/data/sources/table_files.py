@@ -218,8 +218,9 @@ def read_table(path: Path, names: Sequence[str], spelling: Spelling = Spelling()
             kinds = {name: schema.field(stored[name]).type for name in names}
             unread = {name: cell for name, kind in kinds.items() if (cell := _unread(kind)) is not None}
             table = file.read(columns=[stored[name] for name in kinds if name not in unread])
-            for name in kinds.keys() - unread.keys():
-                _check_column(f"{path}: column '{name}'", table[stored[name]])
+            for name in kinds:
+                if name not in unread:
+                    _check_column(f"{path}: column '{name}'", table[stored[name]])
             hidden = [name for name in schema.names if _is_hidden(name, schema)]
         _check_rows(path, rows)
         stand_ins = {name: arrow.chunked_array([arrow.repeat(cell, rows)]) for name, cell in unread.items()}

@@ -205,10 +205,10 @@ class Text(Loading):
         """Leave out training sentences of a client beyond the maximum."""
         if self.max_samples is None:
             return cut
-        rest = held_out[cut.text]
-        train = np.flatnonzero(~rest)
-        rest[train] = rank_rows(client[cut.text[train]]) < self.max_samples
-        return _Cut(cut.words, cut.flat[np.repeat(rest, cut.lengths)], cut.lengths[rest], cut.text[rest])
+        mask = held_out[cut.text]
+        train = np.flatnonzero(~mask)
+        mask[train] = rank_rows(client[cut.text[train]]) < self.max_samples
+        return _Cut(cut.words, cut.flat[np.repeat(mask, cut.lengths)], cut.lengths[mask], cut.text[mask])
 
     def _tokens(self, cut: _Cut, number: np.ndarray) -> Tensor:
         """Return token ids (rows, length + 1) from the beginning to padding."""
