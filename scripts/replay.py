@@ -24,9 +24,10 @@ from fedtide.runs.job import FleetKind
 from keep_results import DOCS, collect, write
 
 DIVERGED = re.compile(
-    r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, often.*)?|a report of what .*"
+    r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, often.*)?|.* \.\.\. .*"
+    r"|a report of what .*"
 )
-"""What is said of a run whose numbers are finite no more, as an attack makes them."""
+"""What is said of a run whose numbers are finite no more, as an attack makes them; a long line lacks its middle."""
 
 NOTABLE = 2.0
 """Standard errors by which a mean has to differ to be told."""
