@@ -153,8 +153,8 @@ def versions(lines: list[dict[str, Any]]) -> list[str]:
     one = lines[0]
     what = (
         f"Rounds of commit {one['of']} and of the earlier {one['commit']}, each in a process of its own. They are "
-        "timed in pairs, and take turns at going first. A ratio above 1 is faster than before. "
-        "`python bench/versions.py COMMIT` compares with any other. The goal is "
+        "timed in pairs, and take turns at going first. A ratio is the median of those of the pairs; above 1 is "
+        "faster. `python bench/versions.py COMMIT` compares with any other. The goal is "
         f"{GAIN:g} in every work. Where it is short, the tables of where the time goes tell what fills a round."
     )
     header = ("work", "contender", "milliseconds before", "now", "before / now", "quartiles")
