@@ -108,7 +108,7 @@ def test_a_choice_that_depends_on_rows_is_no_model(run, name):
     with pytest.raises(FedtideError, match=r"depends on the row; allowed: --cluster 0 to 1 for one of its networks"):
         trained.parts()
     assert len(trained.networks) == 2
-    assert trained.model(cluster=1)(trained.rows(5)).shape == (10, 3)
+    assert trained.model(cluster=1)(trained.rows(5)).shape == (5, 3)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_predict_writes_classes_and_probabilities(run, here, capsys):
     before = contents(run)
     assert done("predict", run, rows_file(here / "rows.csv", x), "--method", "IFCA", "--client", 2) == 0
     out, _ = capsys.readouterr()
-    assert out == "IFCA · seed 0, after round 2: 12 rows predicted\npredictions: predictions.csv\n"
+    assert out == "IFCA · seed 0, after round 2: 6 rows predicted\npredictions: predictions.csv\n"
     assert contents(run) == before
     with open("predictions.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))

@@ -36,7 +36,7 @@ def run(
         experiment: a TOML file, or recipe:NAME. In Python also an `Experiment` or nested dicts, in which functions,
             classes and rows of the session stand as they are: one process plays them, and no other session can resume
             the run.
-        out: the folder that is made; it must not exist. By default runs/NAME.
+        out: a new or empty folder for the results. By default runs/NAME.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1). In Python a dict,
@@ -71,7 +71,7 @@ def tune(
 
     Args:
         experiment: a TOML file with a [tune] table, or recipe:NAME. In Python also an `Experiment` or nested dicts.
-        out: the folder that is made; it must not exist. By default runs/NAME-tune.
+        out: a new or empty folder for the results. By default runs/NAME-tune.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. rounds=10; may be repeated. In Python a dict, `{"rounds": 10}`.
         seeds: seeds that every trial plays, e.g. 0,1,2 or 0-4; by default the first. In Python also a list.
@@ -112,7 +112,7 @@ def recommend(
         data: a file or several, as for fedtide inspect; or a study: a TOML file with two methods or more, or
             recipe:NAME. In Python also a data frame, as `ft.inspect` takes it, an `Experiment` or nested dicts with
             `method`.
-        out: the folder that is made; it must not exist. By default runs/NAME-recommend.
+        out: a new or empty folder for the results. By default runs/NAME-recommend.
         budget: how long inspection and tournament may take, e.g. 90s or 5m. In Python also seconds.
         label: label column; this and the arguments from client to without work as in fedtide inspect.
         client: column of the client; "" for none.
@@ -311,7 +311,7 @@ def show(
     from fedtide.config import Method, points
     from fedtide.data.population import Population
     from fedtide.inspection.preview import Preview, Shown
-    from fedtide.runs.build import cohort_size, population_of
+    from fedtide.runs.build import check_cohort, cohort_size, population_of
 
     check_positive("show.rounds", rounds)
     check_positive("show.clients_per_round", clients_per_round)
@@ -328,6 +328,8 @@ def show(
     for methods in methods_by_shift.values():
         people = population_of(first, first.shift_of(methods[0]), settings.seeds[0])
         people.check(first.rounds)
+        for method in methods:
+            check_cohort(method, people)
         cohort = min(clients_per_round or cohort_size(methods[0], people.registered), people.registered)
         names = [method.name for method in methods] if len(methods_by_shift) > 1 else []
         previews.append(Preview(people, rounds or first.rounds, cohort, first.timing.seconds or 1.0, names))

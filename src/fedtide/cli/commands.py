@@ -77,6 +77,8 @@ from fedtide.runs.job import (
 )
 from fedtide.site import site_commands as deployment
 
+BUDGET = "5m"
+"""Budget of a tournament if nobody names one."""
 FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 """Messages of the system if a file cannot grow."""
 
@@ -144,7 +146,7 @@ def recommend(
     data: list[str],
     /,
     *,
-    budget: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m",
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     rounds: int | None = None,
     names: ColumnNames = ColumnNames(),
     request: Request = Request(),
@@ -170,11 +172,11 @@ def recommend(
     if study is not None and len(data) > 1:
         raise refused("recommend", study, "one study alone, or data files", "there are other files beside it")
     paths = [Path(path) for path in data]
-    return _play(TournamentJob.create(study or paths, request, budget, columns(**vars(names))), output)
+    return _play(TournamentJob.create(study or paths, request, budget or BUDGET, columns(**vars(names))), output)
 
 
 def _recommend_at(
-    root: Path, budget: str, rounds: int | None, names: ColumnNames, request: Request, output: Output
+    root: Path, budget: str | None, rounds: int | None, names: ColumnNames, request: Request, output: Output
 ) -> int:
     """Recommend at a site; write the study that follows."""
     from fedtide.core.atomic import check_new, making
@@ -183,7 +185,7 @@ def _recommend_at(
     from fedtide.site.recommending import recommended
 
     options = {
-        "--budget": budget != "5m",
+        "--budget": budget is not None,
         "--scale": request.scale,
         "--set": request.sets,
         "--workers": request.workers,
@@ -356,7 +358,7 @@ def inspect(
     page.
 
     Args:
-        out: the folder that is made; it must not exist. By default runs/NAME-inspect.
+        out: a new or empty folder for the page and the study. By default runs/NAME-inspect.
     """
     from fedtide.config import slug
     from fedtide.core.atomic import check_new
@@ -487,7 +489,8 @@ def verify(run_folder: Path, /, *, output: Output = Output()) -> int:
         changed += verdict.wrong is not None
         line = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
         if verdict.wrong is not None:
-            line = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
+            until = f"; its records are whole up to round {verdict.rounds}" if verdict.rounds else ""
+            line = f"{verdict.wrong}{until}"
         say(f"{verdict.run.title}: {line}", screen)
     tell({"runs": lines}, output)
     return 1 if changed else 0
@@ -766,6 +769,7 @@ def describe(name: str, command: Callable[..., int]) -> None:
         texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | texts
         prose = theirs.prose.partition("\n\n")[0] + prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
     lines = [f"    {name}: {texts[name]}" for name in signature(command).parameters if name in texts]
+    prose = "\n\n".join(" ".join(paragraph.split()) for paragraph in prose.split("\n\n"))  # else help breaks as it does
     code = f"Runs code (module:function) that is named in {RUNS_CODE[name]}." if name in RUNS_CODE else ""
     command.__doc__ = "\n".join([*filter(None, [prose, code and f"\n{code}"]), "", "Args:", *lines])
     for parameter in signature(command).parameters.values():

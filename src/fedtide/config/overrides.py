@@ -127,7 +127,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
     number, rest = _locate_method(path, items, names, where) if above == "method" else locate(path, names)
     if not rest:
         raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
-    if above == "method" and number is None and len(rest) > 1 and not _is_key(rest[0], items):
+    if above == "method" and number is None and len(rest) > 1 and not _is_key(rest[0], items, names):
         hint = nearest(rest[0], list(map(str, names)), quoted=True)
         raise FedtideError(f"{where}: no method is called '{rest[0]}'; {hint}")
     for item in items if number is None else [items[number]]:
@@ -147,11 +147,14 @@ def _locate_method(path: list[str], methods: list[Any], names: list[Any], where:
     return None, path
 
 
-def _is_key(word: str, methods: list[Any]) -> bool:
-    """Tell whether a word is a key of one of the methods, or much like one; any word may be of a user's algorithm."""
+def _is_key(word: str, methods: list[Any], names: list[Any]) -> bool:
+    """Tell whether a word is a key of one of the methods, or much like one.
+
+    A user's algorithm may have any key, but hardly one that is much like the name of a method.
+    """
     algorithms = [str(method["algorithm"]) for method in methods if "algorithm" in method]
     if any(map(is_own, algorithms)):  # not imported for this
-        return True
+        return "did you mean" not in nearest(word, list(map(str, names)))
     keys = {*Method.model_fields}.union(*(options_model(algorithm).model_fields for algorithm in algorithms))
     return word in keys or "did you mean" in nearest(word, sorted(keys))
 

@@ -15,7 +15,7 @@ from fedtide.config.keys import place
 from fedtide.config.overrides import assign, flatten, parse_assignment
 from fedtide.config.schema import SHARED, Experiment, Method, is_own, maker, options_model
 from fedtide.config.settings import replace_kind
-from fedtide.core.errors import FedtideError, Words, refused, shown, unknown, within
+from fedtide.core.errors import FedtideError, Words, folded, refused, shown, unknown, within
 from fedtide.core.files import read_toml
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
@@ -95,7 +95,7 @@ def from_dict(
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{where}: {explain(error, Experiment, values, place)}") from None
+        raise FedtideError(f"{where}: {explain(error, Experiment, values, _find_place)}") from None
     experiment = _labeled(experiment, names)
     _check(experiment, where)
     experiment._imports = imports
@@ -146,6 +146,11 @@ def at_scale(values: dict[str, Any], where: str, scale: str | None) -> dict[str,
     for path, value in flatten(scales[scale]) if scale else ():
         assign(values, path, value)
     return values
+
+
+def _find_place(word: str) -> str:
+    """Return the place of the key that a word at the top of a file may mean; "" if there is none."""
+    return "'[defaults]'" if folded(word) == "default" else place(word)
 
 
 def _names(values: Mapping[str, Any]) -> list[Any]:
@@ -339,10 +344,17 @@ def _check(experiment: Experiment, where: str) -> None:
         )
     if experiment.baseline is not None and experiment.baseline not in names:
         raise unknown(f"{where}: baseline", experiment.baseline, names, quoted=True)
+    texts = [claim.text for claim in experiment.claim]
     for claim in experiment.claim:
-        for name in (claim.method, *claim.rivals):
-            if name not in names:
-                raise unknown(f"{where}: claim '{claim.text}': method", name, names, quoted=True)
+        if texts.count(claim.text) > 1:
+            raise refused(f"{where}: claim '{claim.text}'", Words("two of that text"), "one")
+        if claim.measure == "swing" and experiment.period is None and not experiment.sweep:
+            but = "nothing in [shift] has a period"
+            raise refused(f"{where}: claim '{claim.text}': measure", "swing", "a measure without periods", but)
+        for key, called in (("method", (claim.method,)), ("versus", claim.rivals)):
+            for name in called:
+                if name not in names:
+                    raise unknown(f"{where}: claim '{claim.text}': {key}", name, names, quoted=True)
     for number, metric in enumerate(experiment.metrics):
         of_classes = metric.kind if metric.kind in SHIPPED else getattr(metric, "needs", None)
         if of_classes and experiment.data.target != CLASSES:

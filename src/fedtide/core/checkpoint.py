@@ -243,7 +243,8 @@ def _about(folder: Path) -> About:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, claimed = read["format"], read.pop("sum", None)
     except (OSError, *UNREADABLE) as error:
-        raise Damaged(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
+        missing = isinstance(error, FileNotFoundError)
+        raise Damaged(f"{path}: {'missing' if missing else f'damaged ({type(error).__name__}: {error})'}") from None
     if version != FORMAT:
         raise refused(f"{path}: format", version, str(FORMAT), "it was written by another version")
     try:

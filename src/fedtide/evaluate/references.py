@@ -29,7 +29,7 @@ MISSING = {
     "last_label": "not computed, because rows have no time",
     "tree": 'not computed, because it needs scikit-learn; pip install "fedtide[trees]"',
 }
-"""Notes on references without a score."""
+"""Notes on references without a score, where methods have one."""
 
 
 class Reference(NamedTuple):
@@ -149,6 +149,15 @@ def usual_answer(target: Target, y: Tensor) -> Tensor:
     if isinstance(target, Measured):
         return torch.tensor(target.constant, dtype=y.dtype)
     return (y.double().mean(0) > 0.5).to(y.dtype) if isinstance(target, LabelsTarget) else torch.bincount(y).argmax()
+
+
+def explain_missing(name: str, *, judged: bool) -> str:
+    """Return the reason why a reference has no score; `judged` tells whether a method has one.
+
+    >>> explain_missing("tree", judged=False)
+    'not computed, because no method has a score'
+    """
+    return MISSING[name] if judged else "not computed, because no method has a score"
 
 
 def notes_on_missing(references: Sequence[str]) -> list[str]:

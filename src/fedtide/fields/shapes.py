@@ -221,6 +221,8 @@ def _located(loc: tuple[Any, ...], model: Any, data: Any) -> tuple[str, Any]:
     if loc and isinstance(loc[0], int) and is_table(bare(model)):  # an argument by position, from Python
         loc = (list(fields_of(bare(model)))[loc[0]], *loc[1:]) if loc[0] < len(fields_of(bare(model))) else loc
     for step in loc:
+        if isinstance(step, str) and step.startswith("function-"):  # pydantic's name of a validator
+            continue
         kind = bare(kind)
         if isinstance(step, str) and is_union(kind):
             members = [m for m in map(bare, get_args(kind)) if step in tags(m) or step == getattr(m, "__name__", "")]

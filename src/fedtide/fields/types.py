@@ -170,11 +170,15 @@ def allowing(allowed: str) -> WrapValidator:
 
 
 def by_kind(value: Any) -> Any:
-    """Read `"name"` as `{kind = "name"}`, and `"name:path"` as `{kind = "name", path = "path"}`.
+    """Read `"name"` as `{kind = "name"}`, and `"name:path"` as `{kind = "name", path = "path"}`, also as the kind.
 
     >>> by_kind("iid"), by_kind("idx:mnist"), by_kind("python:mine:load")
     ({'kind': 'iid'}, {'kind': 'idx', 'path': 'mnist'}, {'kind': 'python', 'function': 'mine:load'})
+    >>> by_kind({"kind": "python:mine:load", "classes": 3})
+    {'kind': 'python', 'function': 'mine:load', 'classes': 3}
     """
+    if isinstance(value, dict) and ":" in str(kind := value.get("kind")):
+        return by_kind(kind) | {key: child for key, child in value.items() if key != "kind"}
     if not isinstance(value, str):
         return value
     kind, _, path = value.partition(":")

@@ -320,7 +320,7 @@ class Findings(Answers):
         """Write a folder with a page of five pictures and a study, all of it or nothing, and return the page.
 
         Args:
-            folder: it must not exist.
+            folder: a new or empty one.
         """
         folder = Path(folder)
         check_new(folder)

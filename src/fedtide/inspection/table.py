@@ -170,19 +170,20 @@ def of_columns(name: str, cells: Cells, roles: Roles, source: tuple[Path, ...] =
     measures = [name for name in (*guess.features, guess.label) if columns[name].numbers is not None]
     groups = frames.find_groups(columns, guess.left, measures) if roles.client is None and guess.client is None else ()
     lines = (
-        *_describe_used(used, guess),
+        *_describe_used(used, guess, columns),
         *_propose(columns, guess, groups if roles.client is None else None),
         *describe_spelling(cells, guess.features, guess.label),
     )
     return replace(table, said=(*table.said, *lines))
 
 
-def _describe_used(categories: Sequence[str], guess: frames.Assigned) -> Iterator[str]:
+def _describe_used(categories: Sequence[str], guess: frames.Assigned, columns: Mapping[str, Column]) -> Iterator[str]:
     """Yield a line on columns that only the study uses, and one on columns with gaps that a person can keep."""
     if categories:
         are, them = ("is a text column", "it") if len(categories) == 1 else ("are text columns", "them")
         yield f"{listed(categories)} {are}: the study uses {them} as categories, the inspection does not look at {them}"
-    if gaps := [name for name, why in guess.left.items() if why.endswith(frames.MISSING) and name not in categories]:
+    gaps = [name for name, why in guess.left.items() if why.endswith(frames.MISSING) and name not in categories]
+    if gaps := [name for name in gaps if columns[name].numbers is not None]:
         names = ",".join([*guess.features, *gaps])
         yield f"use --features {names} to keep {listed(gaps)}, without the rows that lack a cell"
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.draw import figures
 from fedtide.draw.tables import Table
 from fedtide.evaluate.metrics import BY_WAY, LOWER_IS_BETTER, METRICS, OVER_CLIENTS, Clarity, worst_point
-from fedtide.evaluate.references import KEYS, MISSING, REFERENCES
+from fedtide.evaluate.references import KEYS, REFERENCES, explain_missing
 from fedtide.evaluate.rounds import rows_in, weight_in
 from fedtide.fleets.liars import MARKED
 from fedtide.report.clusters import events_of
@@ -175,8 +175,10 @@ def _scores_table(summary: Summary, numbers: Iterable[Number]) -> Table:
         rows.append([m.name, NO_SCORES if m.withheld else percent(m.measure(summary.score)), *cells])
     words = "mean" if summary.late.startswith("over") else summary.score
     header = ["method", f"{words} {summary.late}", *against, *(number.title for number in shown)]
+    judged = any(m.measure(summary.score).mean is not None for m in summary.methods)
     for reference in summary.references:
-        takes = REFERENCES[reference.algorithm].takes if reference.seeds else MISSING[reference.algorithm]
+        name = reference.algorithm
+        takes = REFERENCES[name].takes if reference.seeds else explain_missing(name, judged=judged)
         cells = [percent(reference.measure(summary.score)), *["-"] * (len(header) - 2)]
         rows.append([f"{reference.name} ({takes})", *cells])
     return Table(header, rows)

@@ -127,13 +127,13 @@ def _lines(record: ExperimentRecord) -> list[dict[str, Any]]:
 def nodes_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of the nodes; None if clients were simulated.
 
-    Counts are of answers of clients. The server sees the values "shown by client" of each client, and others as sums.
+    Counts are of answers of clients. The server sees the values "shown beside scores" of each client by itself.
     """
     lines = _lines(record)
     if not lines:
         return None
     header = ["node", "clients", "rounds connected", "asked", "answered", "late or lost", "refused",
-              "most frequent reason", "shown by client", "received", "sent", "median wait"]  # fmt: skip
+              "most frequent reason", "shown beside scores", "received", "sent", "median wait"]  # fmt: skip
     rows = []
     for node in nodes_of(lines):
         commonest = node.reasons.most_common(1)

@@ -210,5 +210,5 @@ class Study:
     @property
     def unchosen(self) -> str:
         """The reason why no method chose a point; "" if one did, or if there is nothing to choose."""
-        lack = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
+        lack = "no point was chosen, because no method has a score on validation rows (data.split.val, eval_splits)"
         return lack if self.choice and len(self.summaries) > 1 and not self.chosen else ""

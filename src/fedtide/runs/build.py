@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtide.cohorts import Picking, Poisson
+from fedtide.cohorts import Arrivals, Picking, Poisson
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.config.schema import OwnMetric
 from fedtide.core.base import Algorithm, Scores
@@ -373,12 +373,8 @@ def built(
             but = "liars who tell each other their updates would be in its sums"
             raise refused("liars.attack", experiment.liars.attack.kind, "other attacks with [wire]", but)
         algorithm = with_liars(algorithm, experiment.liars, population.clients, seed)
+    check_cohort(method, population)
     cohort = cohort_of(method)
-    size = None if cohort is None else cohort.clients_per_round
-    if size is not None and size > population.registered:
-        source = "of the source" if population.names else "(data.partition.clients)"
-        allowed = f"at most {population.registered}, the registered clients {source}"
-        raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
     if algorithm.check is not None:
         with _of_method(method):
             algorithm.check(population)
@@ -413,6 +409,17 @@ def cohort_of(method: Method) -> Any:
     cohort = method.settings().get("cohort")
     needs = [name for name in vars(Picking) if not name.startswith("_") and name != "select"]
     return build_part(cohort, f"method '{method.name}'.cohort", needs)
+
+
+def check_cohort(method: Method, population: Population) -> None:
+    """Raise if a method asks more clients in a round than there are."""
+    cohort = cohort_of(method)
+    size = None if cohort is None else cohort.clients_per_round
+    if size is not None and size > population.registered:
+        source = "of the source" if population.names else "(data.partition.clients)"
+        allowed = f"at most {population.registered}, the registered clients {source}"
+        key = "cohort" if cohort == Arrivals(size) else "cohort.clients_per_round"
+        raise refused(f"method '{method.name}'.{key}", size, allowed)
 
 
 def cohort_size(method: Method, registered: int) -> int:

@@ -318,7 +318,7 @@ class Model:
         parts = trained.parts(client, cluster)
         whose = "server" if client is None else f"client {client}"
         about = described(trained, trained.run.experiment, whose if cluster is None else f"cluster {cluster}")
-        return Model(trained.task, parts, trained.rows(CHECKED), about)
+        return Model(trained.task, parts, trained.trial_rows(CHECKED), about)
 
 
 def export(model: Model, out: Path, format: Format) -> str:

@@ -28,6 +28,7 @@ from fedtide.models.branched import unbranched
 from fedtide.runs.build import built, read_again
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, check_rows, go_on, load, plan
+from fedtide.runs.job import check_positive
 from fedtide.transforms.transform import models_in
 from fedtide.wire.answer_schema import made_up
 
@@ -116,7 +117,7 @@ class Models:
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of a row; None of sequences, whose length may differ, and of real clients, whose rows are elsewhere."""
-        return None if self.real or self.host.population.rows.steps else tuple(self.rows(2).shape[1:])
+        return None if self.real or self.host.population.rows.steps else tuple(self.rows(1).shape[1:])
 
     def _predict(self, received: Payload, memory: Memory, x: Tensor) -> Prediction:
         """Predict rows with a message and a memory."""
@@ -170,7 +171,7 @@ class Models:
                 raise refused("--cluster", cluster, numbers if many else "none: the server has no network")
             return [(self.networks[cluster], 1.0)]
         received, memory = self._receive(client)
-        rows = self.rows()
+        rows = self.trial_rows()
         prediction = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
         if (parts := mixed(self.task, self.like, rows, received, memory, prediction)) is not None:
             return parts
@@ -210,15 +211,28 @@ class Models:
         )
 
     def rows(self, most: int = ROWS) -> Tensor:
-        """Return rows of clients and invented ones, as the model sees them, at most so many of both kinds.
+        """Return rows that clients train on, as the model sees them, at most so many.
+
+        Raises:
+            FedtideError: the number is below 1.
+        """
+        check_positive("rows.most", most)
+        return self.task.inputs(self._known(most))
+
+    def trial_rows(self, most: int = ROWS) -> Tensor:
+        """Return rows of clients and as many invented ones, as the model sees them, to compare predictions on.
 
         Of sequences so many steps: each may have logits of a large vocabulary.
         """
         population = self.host.population
         most = max(most // (population.rows.steps or 1), 2)
+        x, invented = self._known(most), made_up(*population.few(), rows=most).x
+        return self.task.inputs(torch.cat([x, invented.to(x.dtype)]))
+
+    def _known(self, most: int) -> Tensor:
+        population = self.host.population
         shard, _ = population.pool(population.clients[:most], self.moment, "train")
-        invented = made_up(*population.few(), rows=most).x
-        return self.task.inputs(torch.cat([to_cpu(shard.x[:most]), invented.to(shard.x.dtype)]))
+        return to_cpu(shard.x[:most])
 
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.

@@ -613,7 +613,7 @@ def model_at_node(folder: Path, client: str | None = None, model: str | None = N
     judged, ticket, base, number = _read_model(folder, client, model)
     about = described(judged, at_base(ticket.experiment, base), f"client {number}")
     part = "" if model in (None, "last") else f"-{model}"
-    return f"{ticket.node}-client-{number}{part}", Model(judged.task, judged.parts(), judged.rows(CHECKED), about)
+    return f"{ticket.node}-client-{number}{part}", Model(judged.task, judged.parts(), judged.trial_rows(CHECKED), about)
 
 
 def _read_model(folder: Path, name: str | None, which: str | None) -> tuple[JudgedModel, Ticket, Path | None, int]:

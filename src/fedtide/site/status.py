@@ -32,8 +32,8 @@ MOST = 10_000
 """Maximum number of nodes of which a status has the last answer."""
 STALE = 60
 """Seconds after which a status that was not written again is of a server that is gone, on systems without locks."""
-HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused", "shown by client",
-          "received", "sent")  # fmt: skip
+HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late or lost", "refused",
+          "shown beside scores", "received", "sent")  # fmt: skip
 
 Line = Annotated[Text, Field(max_length=1000)]
 

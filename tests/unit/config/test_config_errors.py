@@ -38,6 +38,9 @@ FULL: dict[str, Any] = {
 }
 
 
+CLAIM = {"text": "A is better", "method": "A", "versus": "B"}
+
+
 def made(path: str, value: Any, full: dict[str, Any] = FULL) -> dict[str, Any]:
     """The full experiment with one value set, by a path of keys and places."""
     raw: Any = copy.deepcopy(full)
@@ -73,8 +76,7 @@ def texts(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
 )
 def test_a_control_character_is_named_in_every_text(character):
     shown = ascii(character)[1:-1].replace("\\", r"\\")
-    claim = {"text": "A is better", "method": "A", "versus": "B"}
-    full = {**FULL, "claim": [claim], "scale": {}, "data": {**FULL["data"], "transforms": ["flip"]}}
+    full = {**FULL, "claim": [CLAIM], "scale": {}, "data": {**FULL["data"], "transforms": ["flip"]}}
     for path, text in texts(full):
         raw = made(path, text + character, full)
         key = path.replace("/", ".").split(".")[-1]
@@ -189,6 +191,10 @@ WRONG = [
     ),
     ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
     ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
+    ("claim", [{**CLAIM, "versus": "C"}], "claim 'A is better': versus: found 'C', allowed: 'A', 'B'"),
+    ("claim", [{**CLAIM, "versus": []}], r"claim\[0\].versus: found \[\], allowed: one value or more"),
+    ("claim", [CLAIM, CLAIM], "claim 'A is better': found two of that text, allowed: one"),
+    ("default", {"cohort": 3}, r"default: unknown key; did you mean '\[defaults\]'"),
     ("sweep/rounds", [2, -1], "sweep point 'rounds -1': rounds: found -1, allowed: 0 or more"),
 ]
 
@@ -196,6 +202,18 @@ WRONG = [
 @pytest.mark.parametrize(("path", "value", "line"), WRONG, ids=[f"{path}={value!r}" for path, value, _ in WRONG])
 def test_a_value_that_cannot_be_is_one_clear_line(path, value, line):
     assert re.match(f"study.toml: {line}", said(made(path, value)))
+
+
+def test_a_swing_needs_a_period():
+    full = {**FULL, "sweep": {}, "shift": {"who": "always"}, "claim": [{**CLAIM, "measure": "swing"}]}
+    line = said({**full, "method": [{**method, "shift": {}} for method in full["method"]]})
+    assert "measure: found 'swing', but nothing in [shift] has a period" in line
+
+
+def test_a_misspelt_method_is_named_beside_an_algorithm_of_ones_own():
+    own = {"name": "Own", "algorithm": "helpers.no_such:f"}
+    line = said({**FULL, "method": [*FULL["method"], own]}, sets=["method.Ownn.lr=1"], imports=False)
+    assert "no method is called 'Ownn'; did you mean 'Own'?" in line
 
 
 def test_a_missing_key_is_named():

@@ -67,6 +67,12 @@ def test_a_missing_file_is_one_line_that_says_where_it_was_looked_for(elsewhere,
         replace(source, path=str(elsewhere / "gone")).load(elsewhere / "by-setting", 0)
 
 
+def test_a_misspelt_file_is_offered_as_it_is_spelled(tmp_path):
+    one_row(tmp_path / "rows.csv", 0)
+    with pytest.raises(FedtideError, match=f"no such file or folder: .*; did you mean '{tmp_path}/rows.csv'"):
+        CSV("rosw.csv").load(tmp_path, 0)
+
+
 def test_the_data_directory_comes_before_the_environment_and_the_current_folder(elsewhere, monkeypatch):
     monkeypatch.setenv("FEDTIDE_DATA", str(elsewhere / "b"))
     for label, folder in ((2, elsewhere / "here"), (1, elsewhere / "b"), (0, elsewhere / "a")):

@@ -171,7 +171,7 @@ WRONG = {
     "misspelt": (
         "a,b,labels\n1,2,0\n",
         {},
-        r"no column 'label'; did you mean 'labels'\? Allowed: a, b, labels; data\.source\.label names",
+        r"no column 'label' for data\.source\.label; did you mean 'labels'\? Allowed: a, b, labels",
     ),
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
     "label-only": ("label\n0\n", {}, "no feature columns besides label"),

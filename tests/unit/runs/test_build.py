@@ -231,7 +231,7 @@ def test_what_cannot_run_is_one_clear_line(change, line):
 
 
 def test_every_method_and_every_point_is_looked_at():
-    with pytest.raises(FedtideError, match=r"method 'B'.cohort.clients_per_round: found 9"):
+    with pytest.raises(FedtideError, match=r"method 'B'.cohort: found 9"):
         preflight(study(A, {**A, "name": "B", "cohort": 9}))
     with pytest.raises(FedtideError, match="found 9, allowed: at most 8"):
         preflight(study(A, sweep={"method.cohort": [3, 9]}))

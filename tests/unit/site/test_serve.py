@@ -243,7 +243,7 @@ def test_a_site_says_how_it_is(site):
     assert (berlin["connected"], berlin["asked"], berlin["key"]) == ("yes", "0", "not admitted")
     assert (lyon["connected"], lyon["clients"], lyon["asked"], lyon["answered"]) == ("no", "1, 2", "2", "1")
     assert lyon["late or lost"] == "0"
-    assert (lyon["refused"], lyon["shown by client"], lyon["received"], lyon["sent"]) == ("1", "pi", "2 kB", "1 kB")
+    assert (lyon["refused"], lyon["shown beside scores"], lyon["received"], lyon["sent"]) == ("1", "pi", "2 kB", "1 kB")
     assert list(list_reasons(site)) == ["lyon: refused: weight 1e30 (1 times)"]
 
 

@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import difflib
 import gzip
 import io
 import lzma
@@ -160,8 +161,18 @@ def find(path: str, directory: Path | None, key: str = "data.source", *, hint: s
                 raise FedtideError(f"{key}: {candidate}: is a pipe or a device, allowed: a file or folder")
             return candidate
     tried = ", ".join(str(place / wanted) for place in places)
+    if close := next(filter(None, (_nearest_file(place / wanted) for place in places)), ""):
+        hint = f"did you mean '{close}'?"
+        raise FedtideError(f"{key}: no such file or folder: {tried}; {hint}")
     advice = "" if wanted.is_absolute() and hint == DIRECTORIES else f"; {hint}"
     raise FedtideError(f"{key}: no such file or folder: {tried}{advice}")
+
+
+def _nearest_file(path: Path) -> str:
+    """Return the file or folder beside a path whose name is most like its own; "" if there is none."""
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    return str(path.parent / close[0]) if close else ""
 
 
 def folder_of(path: str, directory: Path | None) -> Path:

@@ -20,7 +20,7 @@ from fedtide.data.sources.dates import Form
 from fedtide.data.sources.files import Loading, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
-from fedtide.fields.types import Finite, Flag, Positive, allowing, ingredient
+from fedtide.fields.types import Different, Finite, Flag, Positive, allowing, ingredient
 
 MOST_CATEGORIES = 100
 """Categories that a column may have: each becomes a feature."""
@@ -219,8 +219,8 @@ class CSV(Loading):
     client: str | None = None
     domain: str | None = None
     time: Annotated[str | tuple[str, ...] | Every, TIME] | None = None
-    features: tuple[str, ...] | None = None
-    categories: tuple[str, ...] = ()
+    features: Annotated[tuple[str, ...], Different] | None = None
+    categories: Annotated[tuple[str, ...], Different] = ()
     missing: Missing = "error"
     scaled: Flag = False
     encoding: Encoding | None = None
@@ -316,10 +316,21 @@ class CSV(Loading):
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
         columns = [*dict.fromkeys([*self.taken, *self.feature_names(directory)])]
         paths = [find(path, directory) for path in self._paths]
-        if self.label == LABEL and LABEL not in (header := read_names(paths[0], self.spelling)):
-            allowed = f"{nearest(LABEL, header)}; data.source.label names another one"
-            raise FedtideError(f"{paths[0]}: no column '{LABEL}'; {allowed}")
+        for path in paths:
+            self._check_columns(path)
         return name, read_cells(paths, columns, self.spelling)
+
+    def _check_columns(self, path: Path) -> None:
+        """Raise if a file lacks a column that a key names."""
+        header = read_names(path, self.spelling)
+        roles = {"client": self.client, "domain": self.domain}
+        named = {"label": self._labels, "time": self._timed, "features": self.features or ()}
+        named |= {key: (column,) for key, column in roles.items() if column}
+        for key, columns in named.items():
+            for column in columns:
+                if column not in header:
+                    hint = nearest(column, header)
+                    raise FedtideError(f"{path}: no column '{column}' for data.source.{key}; {hint}")
 
     # -- rows of a table --------------------------------------------------------------------------------------------
 
