@@ -536,7 +536,7 @@ def export(run_folder: Path, /, *, format: Format, choice: ModelChoice = ModelCh
         part += "" if choice.model in (None, "last") else f"-{choice.model}"
         name, model = f"{slug(trained.run.method.name)}-{trained.run.seed}{part}", Model.of(trained, **parts)
     file = out or Path(f"{name}{ENDINGS[format]}")
-    check_free(file)
+    check_free(file, hint=" with --out")
     line = write(model, file, format)
     say(f"{model.about['run']}, after round {model.about['rounds']}: {line}")
     say(f"export: {file}")
@@ -558,15 +558,18 @@ def predict(
         run_folder: the run folder (of a sweep, the folder of one point). Or the folder of a node of real clients, which
             predicts as in an evaluation.
         rows: a CSV, ARFF or Parquet file with the features of the run's rows, or an NPZ file with the features as x.
+            A feature may be missing if the study has data.source.missing = "mean".
             For a run of series: a file of series, to forecast. For a run of texts: CSV, Parquet or JSON lines with
             the column of the text, or of the prompt; or a folder of texts.
         out: the file; it must not exist. A class or text that a spreadsheet would compute, such as =1+1, gets an
             apostrophe before it.
     """
+    from fedtide.core.atomic import check_free
     from fedtide.runs.export import predict_file
     from fedtide.runs.trained import Trained
     from fedtide.site.seat import predict_at_node
 
+    check_free(out, hint=" with --out")
     lines: tuple[str, ...] = ()
     if _is_node(run_folder, choice):
         asked.check_unasked("a node predicts rows with labels")

@@ -25,19 +25,20 @@ OLD = 3600.0
 """Seconds within which a file or folder gets its name."""
 
 
-def check_free(out: Path, mark: bytes = b"", marked: Path | None = None) -> None:
+def check_free(out: Path, mark: bytes = b"", marked: Path | None = None, hint: str = "") -> None:
     """Raise if a file that is to be written would take the place of another one, or if its folder is missing.
 
     Args:
         mark: bytes at the beginning of files that may be replaced, because we made them; b"" for none.
         marked: the file that has the mark in place of `out`, beside which it is written; None for `out` itself.
+        hint: where a person names another file, for the error.
     """
     file = marked or out
     if out.is_dir():
         raise FedtideError(f"{out}: is a folder, allowed: a new file")
     if os.path.lexists(out) and not (mark and file.is_file() and mark in _beginning(file)):
         ours = ", or an earlier page or picture of ours" if mark else ""
-        raise FedtideError(f"{out}: is there already, allowed: a new file{ours}")
+        raise FedtideError(f"{out}: is there already, allowed: a new file{ours}{hint}")
     if not out.parent.is_dir():
         raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
 

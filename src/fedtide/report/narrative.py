@@ -87,7 +87,7 @@ def _refusals(method: MethodSummary) -> list[str]:
     wild, asked = _not_finite(method), _total(method, "answered") + _total(method, "refused")
     others = Counter({why: count for why, count in method.refusals.items() if why not in (NOT_FINITE, TOO_LARGE)})
     reasons = ", ".join(f"{why.removeprefix(REFUSED)} ({count:,})" for why, count in others.most_common(3))
-    wide = "because they were not finite, or too large for a sum in fixed point ([wire]); try a smaller learning rate"
+    wide = "because they were not finite, or with [wire] too large for fixed point; try a smaller learning rate"
     whys = {wide: wild, f"as the table of nodes says: {printable(reasons)}": others.total()}
     return [
         f"{method.name}: {f'all {asked:,}' if count >= asked else f'{count:,} of {asked:,}'} answers of clients were "

@@ -69,7 +69,8 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         at = [] if claim.at is None else _metrics_at(experiment, claim.at, where)
         if not find_number(claim.measured) and claim.measured not in (*names, *at):
             groups = (f"{n.name}_<group>" for n in NUMBERS.values() if n.by_group)
-            raise unknown(key, claim.measured, [*NUMBERS, *names, *at, *groups, f"{BY_WAY}<way to predict>"])
+            measures = [*NUMBERS, *names, *at, *groups, f"{BY_WAY}<way to predict>"]
+            raise unknown(key, claim.measured, [*dict.fromkeys(measures)])
 
 
 def _metrics_at(experiment: Experiment, part: str, where: str) -> list[str]:

@@ -128,7 +128,7 @@ def go_on(root: Path) -> str:
 
 def free(root: Path) -> None:
     """Raise if there is already something at `root`, and say how to go on with a run; it is left as it is."""
-    check_new(root, f"; go on with: {go_on(root)}" if (root / "config.toml").is_file() else "")
+    check_new(root, f"; the run in it goes on with: {go_on(root)}" if (root / "config.toml").is_file() else "")
 
 
 def create(experiment: Experiment, root: Path, where: str = "experiment", scale: str | None = None) -> None:
@@ -196,7 +196,7 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
         above = [*root.absolute().parents][:3]  # of RUN/POINT/METHOD/SEED
         if root.exists() and (whole := next((one for one in above if (one / "config.toml").is_file()), None)):
             raise FedtideError(f"{root}: is a part of a run; its run folder is {whole}")
-        why = "no config.toml in it" if root.exists() else "there is none"
+        why = "it is a file" if root.is_file() else "no config.toml in it" if root.exists() else "there is none"
         raise FedtideError(f"{root}: not a run folder ({why})")
     return read(config, sets=sets, imports=imports)
 

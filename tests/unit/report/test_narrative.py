@@ -227,8 +227,8 @@ def test_refusals_of_real_clients_are_told_by_their_reasons():
     refusals = {"not finite": 2, "refused: too late": 27, "refused: its owner does not reveal 'pi'": 1}
     one = replace(method("A", 0.9, answered=70.0, refused=30.0), refusals=refusals)
     assert alarms(summary(one)) == [
-        "A: 2 of 100 answers of clients were refused, because they were not finite, or too large for a sum in fixed "
-        "point ([wire]); try a smaller learning rate",
+        "A: 2 of 100 answers of clients were refused, because they were not finite, or with [wire] too large for "
+        "fixed point; try a smaller learning rate",
         "A: 28 of 100 answers of clients were refused, as the table of nodes says: too late (27), its owner does not "
         "reveal 'pi' (1)",
     ]

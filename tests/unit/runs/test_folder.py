@@ -58,7 +58,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
 @pytest.mark.parametrize("path", ["", "nowhere", "file"])
 def test_only_a_run_folder_can_be_gone_on_with(tmp_path, path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FedtideError, match=r"not a run folder \((no config.toml in it|there is none)\)"):
+    with pytest.raises(FedtideError, match=r"not a run folder \((no config.toml in it|it is a file|there is none)\)"):
         folder.load(tmp_path / path)
 
 

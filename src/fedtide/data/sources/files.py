@@ -95,6 +95,9 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
+    if (path / "config.toml").is_file():
+        allowed = f"files of data, or the study {path / 'config.toml'}"
+        raise FedtideError(f"{path}: is a run folder, allowed: {allowed}")
     if path.is_dir():
         tables = Counter(file.suffix for file in path.iterdir() if file.suffix in ENDINGS) or {".csv": 1}
         allowed = f"files, such as {path}/*{max(tables, key=tables.__getitem__)}"
