@@ -113,7 +113,7 @@ language: .venv/language/.installed
 	.venv/language/bin/python -m pytest -n 0 $(LANGUAGE) $$(grep -rl "helpers.language" tests --include="test_*.py")
 
 # Pages and packages whose names and sentences are checked.
-PROSE := src/fedtide docs README.md CONTRIBUTING.md
+PROSE := src/fedtide docs pages README.md CONTRIBUTING.md
 lint: .venv/.developing
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -125,11 +125,11 @@ lint: .venv/.developing
 
 docs examples: export OMP_NUM_THREADS = 1
 docs: .venv/.documenting
-	$(BIN)/python docs/generate.py
+	$(BIN)/python pages/generate.py
 	$(RUN) mkdocs build --strict
 
 examples: .venv/.developing
-	$(BIN)/python docs/check.py
+	$(BIN)/python pages/check.py
 
 wheel: .venv/release/.installed
 	rm -rf build dist

@@ -9,7 +9,7 @@ played whole, so the best method of each of its worlds is known on test rows; to
 of the seconds that the methods take there, and have to name the best method or one near it. A tournament that was
 played is not played again. `watch`: drift that begins in a known window has to be told, nothing else may be, and the
 accuracy that is estimated without labels has to be that of the world. `--keep` writes
-docs/results/planted/COMMAND.json, which the documentation shows.
+pages/results/planted/COMMAND.json, which the documentation shows.
 """
 
 import argparse
@@ -327,7 +327,7 @@ def main() -> None:
             "minutes": round((time.perf_counter() - began) / 60, 1), "made": time.strftime("%Y-%m-%d"), "note": "",
             "processor": about["processor"], "cores": about["cores"], "claims": vars(claims), "results": vars(results),
         }  # fmt: skip
-        path = ROOT / "docs" / "results" / "planted" / f"{given.command}.json"
+        path = ROOT / "pages" / "results" / "planted" / f"{given.command}.json"
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

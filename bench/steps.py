@@ -2,7 +2,7 @@
 
 python bench/steps.py [--all]
 
-Time is processor time of one thread, in local training as clients do it one by one. Networks that docs/steps.json has
+Time is processor time of one thread, in local training as clients do it one by one. Networks that pages/steps.json has
 are not measured again, except with `--all`.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
 
 import papers
 import work
@@ -28,7 +28,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from machine import machine
 
-FILE = Path(__file__).parents[1] / "docs" / "steps.json"
+FILE = Path(__file__).parents[1] / "pages" / "steps.json"
 REPEATS, SECONDS = 3, 1.0
 """How often a network is timed, and about how many processor seconds each time."""
 LONG = 4.0

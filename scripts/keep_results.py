@@ -1,4 +1,4 @@
-"""Keep what a finished run of a recipe found, for the documentation: `docs/results/RECIPE.json`.
+"""Keep what a finished run of a recipe found, for the documentation: `pages/results/RECIPE.json`.
 
     python scripts/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
 
@@ -21,7 +21,7 @@ from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.study import read_study
 from fedtide.report.summary import Judged
 
-DOCS = Path(__file__).parents[1] / "docs" / "results"
+DOCS = Path(__file__).parents[1] / "pages" / "results"
 MEASURES = ("worst_decile", "best", "down", "up", "seconds", "samples", "mean_over_rounds")
 DIGITS = 5
 WIDTH = 119

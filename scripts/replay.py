@@ -3,12 +3,12 @@
     python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--fleet stacked] [--minutes 60]
                              [--workers 2] [--keep] [--added]
 
-Each recipe is played with the options that docs/results has for it, the shortest first, in FOLDER/RECIPE. A run that
+Each recipe is played with the options that pages/results has for it, the shortest first, in FOLDER/RECIPE. A run that
 was stopped is resumed, and a finished one is only compared. `--seeds` plays other seeds than the kept ones: then
 verdicts of claims are compared, and accuracies are not. `--fleet` plays with another fleet, whose numbers differ by
-rounding alone. With `--minutes` no run begins after so long. `--keep` writes what was played into docs/results, or
-with other seeds into docs/results/fresh; with `--added`, for seeds that are to decide open claims, into
-docs/results/added. FOLDER/changes.md tells the changes.
+rounding alone. With `--minutes` no run begins after so long. `--keep` writes what was played into pages/results, or
+with other seeds into pages/results/fresh; with `--added`, for seeds that are to decide open claims, into
+pages/results/added. FOLDER/changes.md tells the changes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Modules of the documentation, which are no package."""
+"""Programs that make the documentation, which are no package."""
 
 import sys
 from importlib import import_module
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[2] / "pages"
 
 
 @pytest.fixture
-def of_docs(monkeypatch):
-    """Import a module of docs; what it brought is forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(DOCS))
+def of_pages(monkeypatch):
+    """Import one of these programs; what it brought is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(PAGES))
     before = set(sys.modules)
     yield import_module
     for name in {"league", "papers", "kept", "telling", "work"} - before:

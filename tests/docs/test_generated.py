@@ -10,12 +10,13 @@ import pytest
 
 from fedtide.config import points, read
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, PAGES = ROOT / "docs", ROOT / "pages"
 
 
 @pytest.fixture
 def generate(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(PAGES))
     before = set(sys.modules)
     yield import_module("generate")
     for name in {"generate", "keys", "kept", "papers", "telling", "work"} - before:
@@ -26,7 +27,7 @@ def test_pages_are_up_to_date(generate):
     wanted = generate.pages()
     del wanted[generate.RECIPES]
     late = [path.relative_to(generate.ROOT).as_posix() for path in generate.outdated(wanted)]
-    assert not late, "run: python docs/generate.py"
+    assert not late, "run: python pages/generate.py"
 
 
 def test_pages_do_not_depend_on_the_order_in_which_they_are_made(generate):
@@ -47,20 +48,19 @@ def test_only_generated_parts_are_replaced(generate):
 
 
 def test_pages_name_files_that_are_there():
-    root = DOCS.parent
-    for page in [*DOCS.glob("*.md"), *DOCS.glob("parts/*.md"), *root.glob("*.md")]:
+    for page in [*DOCS.glob("*.md"), *PAGES.glob("parts/*.md"), *ROOT.glob("*.md")]:
         named = re.findall(
-            r"\b((?:src|tests|docs|bench|scripts|deploy)/[\w./-]+\.(?:py|md|toml))", page.read_text("utf-8")
+            r"\b((?:src|tests|docs|pages|bench|scripts|deploy)/[\w./-]+\.(?:py|md|toml))", page.read_text("utf-8")
         )
-        lost = {path for path in named if not any((root / parent / path).is_file() for parent in ("", "tests"))}
+        lost = {path for path in named if not any((ROOT / parent / path).is_file() for parent in ("", "tests"))}
         assert {path for path in lost if "NAME" not in path} == set(), page.name
 
 
 def test_published_numbers_stand_beside_points_and_methods_of_recipes(generate):
     kept = import_module("kept")
-    published = tomllib.loads((DOCS / "published.toml").read_text("utf-8"))
+    published = tomllib.loads((PAGES / "published.toml").read_text("utf-8"))
     for recipe, known in published.items():
-        swept = {point.name: point for point in points(read(DOCS.parent / f"src/fedtide/recipes/{recipe}.toml"))}
+        swept = {point.name: point for point in points(read(ROOT / f"src/fedtide/recipes/{recipe}.toml"))}
         named = {name: set(cells) for name, cells in known.items() if name not in ("text", "network")}
         assert named
         assert named.keys() <= swept.keys()

@@ -6,8 +6,8 @@ PM = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 
 
 @pytest.fixture
-def page(of_docs):
-    return of_docs("league")
+def page(of_pages):
+    return of_pages("league")
 
 
 def world(name, **values):

@@ -13,8 +13,8 @@ FAMILIES = ("experts", "fedtem", "fielding", "ifca", "pfedem", "wsm")
 
 
 @pytest.fixture
-def papers(of_docs):
-    return of_docs("papers")
+def papers(of_pages):
+    return of_pages("papers")
 
 
 def test_commands_can_be_given(papers):
@@ -114,9 +114,9 @@ def test_hours_of_a_kept_run_are_those_of_its_workers(papers):
     assert papers.spent_hours({**kept, "options": ["--workers", "1"]}) == 0.5
 
 
-def test_samples_are_counted_by_hand(papers, of_docs):
+def test_samples_are_counted_by_hand(papers, of_pages):
     """60,000 pictures in four turns for 2,400 clients: a hundred each, ten epochs, 300 rounds, ten seeds."""
-    work = of_docs("work")
+    work = of_pages("work")
     row = {"recipe": "ifca-recovery"}
     counted = [samples for _, samples in work.passes(papers.experiment_of(row))]
     one = 2400 * 100 * 10 * 300 * 10

@@ -13,14 +13,14 @@ from fedtide.config import Claim
 from fedtide.config.overrides import seed_list
 from fedtide.evaluate.metrics import Measure
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[2] / "pages"
 BETTER = Claim(text="A is better", method="A", versus="B")
 
 
 @pytest.fixture(scope="module")
 def telling():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DOCS))
+        patch.syspath_prepend(str(PAGES))
         import telling
 
         yield telling
@@ -90,18 +90,18 @@ def test_claims_are_judged_by_first_and_fresh_seeds_together(telling):
 
 
 def test_no_seed_counts_twice():
-    for path in sorted((DOCS / "results" / "added").glob("*.json")):
+    for path in sorted((PAGES / "results" / "added").glob("*.json")):
         seeds: list[int] = []
         for place in ("fresh", "added"):
-            options = json.loads((DOCS / "results" / place / path.name).read_text(encoding="utf-8"))["options"]
+            options = json.loads((PAGES / "results" / place / path.name).read_text(encoding="utf-8"))["options"]
             seeds += json.loads(seed_list(options[options.index("--seeds") + 1]))
         assert len(seeds) == len(set(seeds)), path.stem
 
 
-def test_numbers_of_seeds_that_are_kept_give_the_rows_that_are_kept(of_docs):
+def test_numbers_of_seeds_that_are_kept_give_the_rows_that_are_kept(of_pages):
     """But for those in which a seed never arrives, or methods are one run."""
-    kept, telling = of_docs("kept"), of_docs("telling")
-    for path in sorted((DOCS / "results").glob("*.json")):
+    kept, telling = of_pages("kept"), of_pages("telling")
+    for path in sorted((PAGES / "results").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         claims = telling.claims_of(kept.read_recipe(path.stem), result)
         for table in [part["claims"] for part in [*result["points"], result] if "values" in part["claims"]]:
@@ -110,9 +110,9 @@ def test_numbers_of_seeds_that_are_kept_give_the_rows_that_are_kept(of_docs):
                     assert telling.judge_claim(claims[row[0]], row, values, values) == row, path.stem
 
 
-def test_every_claim_that_does_not_hold_has_a_reason_and_no_other(of_docs):
-    kept, reasons = of_docs("kept"), tomllib.loads((DOCS / "why.toml").read_text(encoding="utf-8"))
-    for path in sorted((DOCS / "results").glob("*.json")):
+def test_every_claim_that_does_not_hold_has_a_reason_and_no_other(of_pages):
+    kept, reasons = of_pages("kept"), tomllib.loads((PAGES / "why.toml").read_text(encoding="utf-8"))
+    for path in sorted((PAGES / "results").glob("*.json")):
         rows = kept.rows_of(kept.read_result(path.stem))
         wrong = {text for (_, text), row in rows.items() if row[-1] == kept.WRONG}
         assert set(reasons.pop(path.stem, {})) == wrong, path.stem

@@ -1,4 +1,4 @@
-"""The page of papers: the command for every table and figure, and what was found (docs/papers.toml, docs/results)."""
+"""The page of papers: the command for every table and figure, and what was found (pages/papers.toml, pages/results)."""
 
 import shlex
 import tomllib
@@ -12,14 +12,14 @@ from work import hours
 
 from fedtide.config import Experiment, read
 
-DOCS = Path(__file__).parent
+HERE = Path(__file__).parent
 YEAR = 365.25 * 24
 """Hours of a year."""
 
 
 def contents() -> list[dict[str, Any]]:
     """The papers, with their rows."""
-    papers: list[dict[str, Any]] = tomllib.loads((DOCS / "papers.toml").read_text(encoding="utf-8"))["paper"]
+    papers: list[dict[str, Any]] = tomllib.loads((HERE / "papers.toml").read_text(encoding="utf-8"))["paper"]
     return papers
 
 

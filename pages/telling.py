@@ -1,4 +1,4 @@
-"""Claims over all their seeds, seeds that would decide an open one, and why another does not hold (docs/why.toml)."""
+"""Claims over all their seeds, seeds that would decide an open one, and why another does not hold (pages/why.toml)."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from fedtide.report.claims import format_claim
 from fedtide.report.formats import FORMATS
 from fedtide.report.summary import Judged
 
-DOCS = Path(__file__).parent
+HERE = Path(__file__).parent
 NUMBER = re.compile(r"([+-]?[\d.]+) ± ([\d.]+) ?(points|%|)(?:$|[ ;])")
 """A mean and its standard error, with their unit."""
 MOST = 100
@@ -124,5 +124,5 @@ def claims_of(recipe: dict[str, Any], result: dict[str, Any]) -> dict[str, Claim
 
 def reasons(recipe: str) -> dict[str, str]:
     """Return why claims of a recipe do not hold, by their text."""
-    sentences: dict[str, dict[str, str]] = tomllib.loads((DOCS / "why.toml").read_text(encoding="utf-8"))
+    sentences: dict[str, dict[str, str]] = tomllib.loads((HERE / "why.toml").read_text(encoding="utf-8"))
     return sentences.get(recipe, {})

@@ -13,7 +13,7 @@ from fedtide.config import Claim, has_choice
 from fedtide.draw.prose import counted
 
 ROOT = Path(__file__).parents[1]
-RESULTS, RECIPES = ROOT / "docs" / "results", ROOT / "src" / "fedtide" / "recipes"
+RESULTS, RECIPES = ROOT / "pages" / "results", ROOT / "src" / "fedtide" / "recipes"
 
 
 def recipes() -> str:
@@ -84,8 +84,8 @@ def recipe(path: Path) -> str:
 
 
 def beside_published(recipe: str, points: list[dict[str, Any]]) -> list[str]:
-    """Published numbers (docs/published.toml) beside those of a recipe: a table for each point."""
-    published = tomllib.loads((ROOT / "docs" / "published.toml").read_text(encoding="utf-8")).get(recipe)
+    """Published numbers (pages/published.toml) beside those of a recipe: a table for each point."""
+    published = tomllib.loads((ROOT / "pages" / "published.toml").read_text(encoding="utf-8")).get(recipe)
     if published is None:
         return []
     header = ["published", "here, its network", "here, best round", "here, last rounds",

@@ -2,7 +2,7 @@
 
 A sample is one row, forward and backward through one model. Training of methods is counted, as their traits say it, and
 training before evaluations, of ways to personalize. Evaluation itself and questions beside training are not counted.
-docs/rows.toml has the rows of published data, docs/steps.json the measured time of a sample (bench/steps.py).
+pages/rows.toml has the rows of published data, pages/steps.json the measured time of a sample (bench/steps.py).
 """
 
 import json
@@ -26,7 +26,7 @@ from fedtide.models import LSTM, MLP
 from fedtide.runs.build import cohort_size, rows_of, task_of
 from fedtide.transforms.transform import apply
 
-DOCS = Path(__file__).parent
+HERE = Path(__file__).parent
 AHEAD = ("domain-mixture", "cluster-drift")
 """Shifts that say how many rows a client holds."""
 TRIALS = 20
@@ -65,7 +65,7 @@ def hours(experiment: Experiment) -> float:
 @cache
 def microseconds() -> dict[Step, float]:
     """Read the measured time of a sample for each kind of step."""
-    lines = json.loads((DOCS / "steps.json").read_text(encoding="utf-8"))["steps"]
+    lines = json.loads((HERE / "steps.json").read_text(encoding="utf-8"))["steps"]
     return {step_of(line): line["microseconds"] for line in lines}
 
 
@@ -190,12 +190,12 @@ def source_of(experiment: Experiment) -> Source:
 
 
 def published(source: Any) -> dict[str, Any] | None:
-    """Return the line of docs/rows.toml for a source that reads files; None for one that ships."""
+    """Return the line of pages/rows.toml for a source that reads files; None for one that ships."""
     path = getattr(source, "path", None)
     return None if path is None else published_rows()[path if isinstance(path, str) else path[0]]
 
 
 @cache
 def published_rows() -> dict[str, dict[str, Any]]:
-    """Read docs/rows.toml."""
-    return tomllib.loads((DOCS / "rows.toml").read_text(encoding="utf-8"))
+    """Read pages/rows.toml."""
+    return tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Tables of methods by worlds, from what scripts/keep_results.py has kept; `python docs/league.py` draws its pictures.
+"""Tables of methods by worlds, from what scripts/keep_results.py has kept; `python pages/league.py` draws its pictures.
 
 Ranks are compared by scikit-posthocs, which only the drawing needs.
 """

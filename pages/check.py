@@ -1,4 +1,4 @@
-"""Runs the examples of the documentation: python docs/check.py [PAGE ...]
+"""Runs the examples of the documentation: python pages/check.py [PAGE ...]
 
 Each page has a folder and a Python session of its own, and as many pages run as there are cores. In the folder are the
 files of docs/examples and every block of any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of
@@ -26,7 +26,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.population_builder import build
 from fedtide.runs.build import rows_of
 
-DOCS = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 BASE = {"method": [{"algorithm": "fedavg"}]}
 BLOCK = re.compile(r"^```(?P<head>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
