@@ -2,6 +2,7 @@
 
 import math
 import time
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -72,6 +73,7 @@ class Live(TerminalBars, RunsDisplay):
         self._tasks: dict[int, Any] = {}
         self._said: dict[int, float] = {}
         self._accuracy: dict[int, tuple[float, float | None]] = {}
+        self._windows: dict[int, list[float]] = {}  # accuracy of each window of a calendar, which may have few rows
         self._left: dict[int, int] = {}  # rounds of each run
         self._played = 0
         self._since: float | None = None  # the first round, as processes take a while to start
@@ -86,7 +88,10 @@ class Live(TerminalBars, RunsDisplay):
 
     def progress(self, run: int, progress: Progress) -> None:
         """Show that run number `run` has played another round."""
-        if progress.accuracy is not None:
+        if progress.accuracy is not None and self._runs[run].experiment.dated:
+            self._windows.setdefault(run, []).append(progress.accuracy)
+            self._accuracy[run] = fmean(self._windows[run]), None
+        elif progress.accuracy is not None:
             self._accuracy[run] = progress.accuracy, progress.noise
         if self._since is None:
             self._since = time.monotonic()
@@ -110,6 +115,7 @@ class Live(TerminalBars, RunsDisplay):
 
     def _shown(self, run: int) -> str:
         score = self._runs[run].experiment.score
+        score = f"mean {score}" if run in self._windows else score
         return scored(score, *self._accuracy[run]) if run in self._accuracy else f"{score}     -  "
 
     def _line(self, run: int, progress: Progress) -> None:
