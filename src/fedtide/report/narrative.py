@@ -100,6 +100,10 @@ def _refusals(method: MethodSummary) -> list[str]:
 def _alarms_of(method: MethodSummary, words: TargetWords) -> list[str]:
     diverged = _total(method, "diverged")
     out = _refusals(method)
+    if len(set(method.rows_judged)) > 1:
+        fewest, most = min(method.rows_judged), max(method.rows_judged)
+        why = "because clients were away: points of its curve are of other rows"
+        out.append(f"{method.name}: evaluations are of {fewest:,.0f} to {most:,.0f} rows, {why}")
     if diverged:
         at = counted(diverged, "evaluation")
         out.append(f"{method.name}: at {at} its predictions were NaN, so it has no {words.score}")

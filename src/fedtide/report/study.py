@@ -66,6 +66,12 @@ def read_finished(root: Path) -> Study:
     return study
 
 
+def _rows_judged(record: ExperimentRecord, method: MethodRecord) -> tuple[int, ...]:
+    """Return the rows of each evaluation, as far as they are known."""
+    entries = [scores for run in method.runs for _, scores in run.entries(record.view)]
+    return tuple(scores["rows"] for scores in entries if scores.get("rows"))
+
+
 def summarize(record: ExperimentRecord) -> Summary:
     """Compute the summary of one experiment from its record files."""
     experiment, new = record.experiment, record.view == "held_out_clients"
@@ -79,6 +85,7 @@ def summarize(record: ExperimentRecord) -> Summary:
             method.federation,
             method.method.algorithm == LOCAL and new and not experiment.data.held_out_clients.labeled,
             dict(refusals_of([line for run in method.runs for line in read_asks(run.folder)])),
+            _rows_judged(record, method) if record.real and not (record.dated or record.private) else (),
         )
         for _, method in record.numbered
     ]

@@ -23,6 +23,7 @@ class MethodSummary:
 
     federation: the method that trained its models, if this is another use of them. untrained: true if nobody trained
     the models of the judged clients. refusals: of real clients, the number of refused answers by reason.
+    rows_judged: of real clients, the rows of each evaluation.
     """
 
     name: str
@@ -33,6 +34,7 @@ class MethodSummary:
     federation: str = ""
     untrained: bool = False
     refusals: dict[str, int] = field(default_factory=dict)
+    rows_judged: tuple[int, ...] = ()
 
     def measure(self, name: str) -> Measure:
         """Return a measure, or an unknown one."""

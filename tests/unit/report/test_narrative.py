@@ -223,6 +223,12 @@ def test_refused_answers_and_predictions_that_are_no_numbers_are_alarms():
     ]  # fmt: skip
 
 
+def test_evaluations_without_some_of_the_real_clients_are_told():
+    line = "A: evaluations are of 38 to 83 rows, because clients were away: points of its curve are of other rows"
+    assert alarms(summary(replace(method("A", 0.9), rows_judged=(83, 38, 83)))) == [line]
+    assert alarms(summary(replace(method("A", 0.9), rows_judged=(83, 83)))) == []
+
+
 def test_refusals_of_real_clients_are_told_by_their_reasons():
     refusals = {"not finite": 2, "refused: too late": 27, "refused: its owner does not reveal 'pi'": 1}
     one = replace(method("A", 0.9, answered=70.0, refused=30.0), refusals=refusals)
