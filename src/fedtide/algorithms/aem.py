@@ -27,7 +27,8 @@ Choices:
     - ours: with `freeze`, the validation loss of a model, over participants that trained it since the last check, is
       checked every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights
       and no longer sent; a check without members does not count. Only frozen models are served at their best weights
-      (in the released code all are). If all are frozen, nobody trains any more.
+      (in the released code all are, by test rows). If all are frozen, nobody trains any more.
+    - paper: before evaluation a client chooses on validation samples. The released code takes training samples.
     - ours: gate and local expert stop early on a real validation set; the released code uses its test set.
     - ours: experts have no dropout while a gate trains alone. In the released code they have it.
     - paper: all models are in the mixture. `drop_unused` (ours) leaves out experts that no participant has chosen by

@@ -7,7 +7,7 @@ With default options it follows the averaging of Algorithm 1; its gradients are 
 | --- | --- |
 | `theta_j` | model of cluster j = 1..K |
 | `F_i(theta)` | mean loss on client i's samples |
-| `m` | participants of the round |
+| `m` | participants of the round; in the paper all clients |
 
     j_i     = argmin_j F_i(theta_j)                                        every participant, on its training samples
     gradient:   theta_j -= (gamma / m) * sum_{i: j_i = j} grad F_i(theta_j)
@@ -26,7 +26,7 @@ Choices:
     - paper: members have equal weights. The released code for FEMNIST weights them by samples, as the expert-model
       paper does (`weighting = "samples"`).
     - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has none.
-      The released code chooses with test labels on CIFAR and MNIST. A client without labeled samples takes the model
+      The paper and its code choose with test labels on CIFAR and MNIST. A client without labeled samples takes the model
       that most clients have trained so far.
     - ours: `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
       before any training. The paper repeats whole runs, as the seeds of an experiment do. The released code for CIFAR
@@ -102,7 +102,8 @@ def ifca(
             weight decay and augmentation.
         clusters: number of models, K.
         variant: "averaging" of local training, or one "gradient" over all samples of a client. Means of updates are
-            over a model's members. Sums of gradients are divided by the weight of all participants, as printed.
+            over a model's members. Sums of gradients are divided by the weight of all participants, which is
+            as printed if all clients take part.
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
