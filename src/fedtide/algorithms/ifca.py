@@ -26,8 +26,8 @@ Choices:
     - paper: members have equal weights. The released code for FEMNIST weights them by samples, as the expert-model
       paper does (`weighting = "samples"`).
     - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has none.
-      The paper and its code choose with test labels on CIFAR and MNIST. A client without labeled samples takes the model
-      that most clients have trained so far.
+      The paper and its code choose with test labels on CIFAR and MNIST. A client without labeled samples takes the
+      model that most clients have trained so far.
     - ours: `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
       before any training. The paper repeats whole runs, as the seeds of an experiment do. The released code for CIFAR
       draws models anew until each has a share of the participants.

@@ -740,8 +740,8 @@ def climb_further(play: Play, record: Tournament) -> Tournament:
         return play.write(ended=step)
     top = record.reached[-1] if record.reached else None
     again = top is not None and top.rounds == step.rounds  # with another seed
-    seeds = "another seed" if again else counted(len(step.seeds), "seed")
-    play.display.say(f"{len(step.entries)} at {play.span(step.rounds)}, {seeds}")
+    played = "another seed" if again else counted(len(step.seeds), "seed")
+    play.display.say(f"{len(step.entries)} at {play.span(step.rounds)}, {played}")
     outcomes = play.runs(step, 0 if top is None or again else top.rounds)
     if play.stop.asked:
         return record
