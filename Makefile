@@ -77,7 +77,7 @@ env: .venv/.installed
 demo: .venv/.installed
 	$(BIN)/fedtide run recipes/demo.toml
 
-# An algorithm's laws run in one process, as they share what was played once.
+# An algorithm's laws run in one process, because they share what was played once.
 test: .venv/.developing
 	$(PYTEST) $(PARALLEL)
 

@@ -18,9 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
 
+import hours
 import papers
-import work
-
 from fedtide.config import from_dict
 from fedtide.core.base import Moment, Shard
 from fedtide.core.rng import Rng
@@ -38,7 +37,7 @@ LONG = 4.0
 def main(everything: bool) -> None:
     """Write the file."""
     before = json.loads(FILE.read_text(encoding="utf-8"))["steps"] if FILE.is_file() and not everything else []
-    kept = {work.step_of(line): line for line in before}
+    kept = {hours.step_of(line): line for line in before}
     torch.set_num_threads(1)
     lines = []
     for step in sorted(needed()):
@@ -49,13 +48,13 @@ def main(everything: bool) -> None:
         FILE.write_text(json.dumps(about | {"steps": lines}, indent=1) + "\n", encoding="utf-8")
 
 
-def needed() -> set[work.Step]:
+def needed() -> set[hours.Step]:
     """Collect the kinds of steps of all commands at the papers' sizes."""
     rows = [row for paper in papers.contents() for row in paper["rows"] if papers.command(row, "paper")]
-    return {step for row in rows for step, _ in work.passes(papers.experiment_of(row))}
+    return {step for row in rows for step, _ in hours.passes(papers.experiment_of(row))}
 
 
-def measure(step: work.Step) -> float:
+def measure(step: hours.Step) -> float:
     """Measure the microseconds of a sample: the median of several times."""
     experiment = from_dict({"model": json.loads(step.model), "method": [{"algorithm": "fedavg"}]})
     task = Task(lambda: experiment.model.build(step.shape, step.classes))

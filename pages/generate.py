@@ -25,10 +25,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, is_typeddict
 
-from kept import planted, recipes
-from keys import Places, configuration, explained, row
-from papers import papers
-
 import fedtide
 import fedtide.core.base
 from fedtide.algorithms import REGISTRY, Entry
@@ -57,7 +53,10 @@ from fedtide.transforms import Anchored, AtHome, OnNeed, Personalized, Pooled, S
 from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.pipeline import Wire, why_not
+from keys import Places, configuration, explained, row
 from league import beside_one_model, league
+from papers import papers
+from recipes import planted, recipes
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -587,7 +586,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 """What a page may ask for, besides the configuration and what links to its tables."""
 
-RECIPES = DOCS / "recipes.md"
+RECIPES_PAGE = DOCS / "recipes.md"
 """The page of recipes, which is long and made as a whole: it is not kept in git."""
 
 PART = re.compile(
@@ -599,9 +598,9 @@ def pages() -> dict[Path, str]:
     """Every page with generated parts, as it should be."""
     text, places = configuration()
     parts = {"configuration": text, "top": top(places), **{name: make() for name, make in GENERATED.items()}}
-    files = [ROOT / "mkdocs.yml", *{*DOCS.glob("*.md")} - {RECIPES}, *DOCS.glob("*/index.md")]
+    files = [ROOT / "mkdocs.yml", *{*DOCS.glob("*.md")} - {RECIPES_PAGE}, *DOCS.glob("*/index.md")]
     return (
-        {RECIPES: filled((ROOT / "pages" / "parts" / RECIPES.name).read_text(encoding="utf-8"), parts)}
+        {RECIPES_PAGE: filled((ROOT / "pages" / "parts" / RECIPES_PAGE.name).read_text(encoding="utf-8"), parts)}
         | {path: filled(path.read_text(encoding="utf-8"), parts) for path in sorted(files)}
         | {DOCS / "algorithms" / f"{name}.md": algorithm_page(name, places) for name in REGISTRY}
         | {DOCS / "reference" / f"{name}.md": space_page(name, places) for name in spaces()}

@@ -28,7 +28,7 @@ def _shown(link: re.Match[str]) -> str:
 
 def _run(link: re.Match[str]) -> str:
     """Return the cells of a notebook of docs/notebooks, and what they showed."""
-    import nbformat  # here, as only a build runs notebooks
+    import nbformat  # here, because only a build runs notebooks
 
     notebook: Any = nbformat.read(ROOT / "docs" / "notebooks" / link[1], as_version=4)
     if (needs := notebook.metadata.get("needs")) is None or importlib.util.find_spec(needs) is not None:

@@ -1,4 +1,4 @@
-"""Tables of methods by worlds, from what scripts/keep_results.py has kept; `python pages/league.py` draws its pictures.
+"""Tables of methods by worlds, from what pages/keep_results.py has kept; `python pages/league.py` draws its pictures.
 
 Ranks are compared by scikit-posthocs, which only the drawing needs.
 """
@@ -11,13 +11,13 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from kept import RECIPES, as_markdown, command_and_cost, fresh_line, read_recipe, read_result
 from scipy.stats import rankdata
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Method, points, read
 from fedtide.config.sweep import Point
 from fedtide.evaluate.metrics import Measure
+from recipes import RECIPES, as_markdown, command_and_cost, fresh_line, read_recipe, read_result
 
 ROOT = Path(__file__).parents[1]
 LEAGUES = ("league-drift", "league-personal")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept import RECIPES, as_markdown, is_old, read_recipe, read_result, rows_of, seeds_of
-from work import hours
-
 from fedtide.config import Experiment, read
+from hours import hours
+from recipes import RECIPES, as_markdown, is_old, read_recipe, read_result, rows_of, seeds_of
 
 HERE = Path(__file__).parent
 YEAR = 365.25 * 24

@@ -1,4 +1,4 @@
-"""Groups of tests are played by one process each, as they share what is dear to make."""
+"""Groups of tests are played by one process each, because they share what is dear to make."""
 
 import pytest
 

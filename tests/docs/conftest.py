@@ -15,5 +15,6 @@ def of_pages(monkeypatch):
     monkeypatch.syspath_prepend(str(PAGES))
     before = set(sys.modules)
     yield import_module
-    for name in {"league", "papers", "kept", "telling", "work"} - before:
-        sys.modules.pop(name, None)
+    for name in sys.modules.keys() - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == PAGES:
+            del sys.modules[name]

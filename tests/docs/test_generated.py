@@ -1,7 +1,6 @@
 """The generated parts of the documentation stand in the repository and are what the code says."""
 
 import re
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -15,17 +14,13 @@ DOCS, PAGES = ROOT / "docs", ROOT / "pages"
 
 
 @pytest.fixture
-def generate(monkeypatch):
-    monkeypatch.syspath_prepend(str(PAGES))
-    before = set(sys.modules)
-    yield import_module("generate")
-    for name in {"generate", "keys", "kept", "papers", "telling", "work"} - before:
-        sys.modules.pop(name, None)
+def generate(of_pages):
+    return of_pages("generate")
 
 
 def test_pages_are_up_to_date(generate):
     wanted = generate.pages()
-    del wanted[generate.RECIPES]
+    del wanted[generate.RECIPES_PAGE]
     late = [path.relative_to(generate.ROOT).as_posix() for path in generate.outdated(wanted)]
     assert not late, "run: python pages/generate.py"
 
@@ -57,7 +52,7 @@ def test_pages_name_files_that_are_there():
 
 
 def test_published_numbers_stand_beside_points_and_methods_of_recipes(generate):
-    kept = import_module("kept")
+    recipes = import_module("recipes")
     published = tomllib.loads((PAGES / "published.toml").read_text("utf-8"))
     for recipe, known in published.items():
         swept = {point.name: point for point in points(read(ROOT / f"src/fedtide/recipes/{recipe}.toml"))}
@@ -68,8 +63,8 @@ def test_published_numbers_stand_beside_points_and_methods_of_recipes(generate):
         (name, cells), measure = next(iter(named.items())), {"accuracy": {"Alone": 0.99}, "error": {"Alone": 0.001}}
         measure = {"accuracy": {**dict.fromkeys(cells), **measure["accuracy"]}, "error": measure["error"]}
         point = {"point": name, **measure, "moments": {"best": measure, "at_best_val": measure}}
-        text, table = kept.beside_published(recipe, [point])
+        text, table = recipes.beside_published(recipe, [point])
         assert text == known["text"]
         assert table.splitlines()[-1] == "| Alone | - | 99.15 | 99.00 ± 0.10 | 99.00 ± 0.10 | 99.00 ± 0.10 |"
         assert "| FedAvg | 80.41 ± 0.08 | 84.48 | - | - | - |" in table
-    assert kept.beside_published("demo", []) == []
+    assert recipes.beside_published("demo", []) == []

@@ -74,8 +74,8 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
     (tmp_path / "results").mkdir()
     kept = {"points": [{"point": "", "accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
-    monkeypatch.setattr("kept.RESULTS", tmp_path / "results")
-    monkeypatch.setattr("kept.RECIPES", tmp_path)
+    monkeypatch.setattr("recipes.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("recipes.RECIPES", tmp_path)
     recipe = "rounds = 4\n[scale.cpu]\n[[method]]\nname = 'A'\n"
     recipe += "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
     (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
@@ -116,9 +116,9 @@ def test_hours_of_a_kept_run_are_those_of_its_workers(papers):
 
 def test_samples_are_counted_by_hand(papers, of_pages):
     """60,000 pictures in four turns for 2,400 clients: a hundred each, ten epochs, 300 rounds, ten seeds."""
-    work = of_pages("work")
+    hours = of_pages("hours")
     row = {"recipe": "ifca-recovery"}
-    counted = [samples for _, samples in work.passes(papers.experiment_of(row))]
+    counted = [samples for _, samples in hours.passes(papers.experiment_of(row))]
     one = 2400 * 100 * 10 * 300 * 10
     assert counted[0] == one
     assert counted[1] == pytest.approx(one + 2400 * 100 * 4 / 3 * 300 * 10)  # IFCA looks at four models, forward

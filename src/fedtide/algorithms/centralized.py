@@ -47,6 +47,6 @@ ENTRY = Entry(
     exempt={
         "dropouts": "it asks no client, so that none can be absent",
         "deployed": "no server has the rows of its clients",
-        "degenerate": "rows that break training break it for all, as there is no answer to refuse",
+        "degenerate": "rows that break training break it for all, because there is no answer to refuse",
     },
 )  # fmt: skip

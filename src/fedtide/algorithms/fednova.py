@@ -57,7 +57,7 @@ def fednova(
         FedtideError: local training is not by SGD.
     """
     if local.optimizer != "sgd":
-        raise refused("local.optimizer", local.optimizer, "'sgd', as updates are divided by the steps of SGD")
+        raise refused("local.optimizer", local.optimizer, "'sgd', because updates are divided by the steps of SGD")
 
     @Stepwise
     def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:

@@ -42,8 +42,8 @@ def run(
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1). In Python a dict,
             `{"rounds": 10, "data.partition.alpha": 0.1}`.
         seeds: override the seeds, e.g. 0,1,2 or 0-4. In Python also a list, `[0, 1, 2]`.
-        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
-            says "workers". The result does not depend on it.
+        workers: number of processes; by default one for each core, and for a single run one, unless fleet.kind is
+            "workers". The result does not depend on it.
         quiet: print nothing; by default the progress and the results are printed.
 
     Raises:
@@ -76,7 +76,7 @@ def tune(
         sets: override a value, e.g. rounds=10; may be repeated. In Python a dict, `{"rounds": 10}`.
         seeds: seeds that every trial plays, e.g. 0,1,2 or 0-4; by default the first. In Python also a list.
         trials: number of trials for each method of every stage, in place of the number in the file.
-        workers: processes; by default as many as the machine has cores.
+        workers: number of processes; by default one for each core, and for a single run one.
         quiet: print nothing; by default the trials and the best values are printed.
 
     Raises:
@@ -123,7 +123,7 @@ def recommend(
         without: columns that are left out, divided by commas.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated. In Python a dict.
-        workers: processes; by default as many as the machine has cores.
+        workers: number of processes; by default one for each core, and for a single run one.
         quiet: print nothing.
 
     Returns:
@@ -152,7 +152,7 @@ def resume(
             is returned at once.
         seeds: play more seeds, e.g. 0,1,2,3,4 or 0-4; the seeds of the run have to be among them, and the finished
             ones are not played again. In Python also a list.
-        workers: processes; by default as many as the machine has cores.
+        workers: number of processes; by default one for each core, and for a single run one.
         quiet: print nothing.
 
     Raises:
@@ -181,7 +181,7 @@ def forget(
         run_folder: the run folder.
         client: name of the client in the data; its number, from 0, if clients have no names.
         out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same call goes on.
-        workers: processes; by default as many as the machine has cores.
+        workers: number of processes; by default one for each core, and for a single run one.
         quiet: print nothing.
 
     Returns:

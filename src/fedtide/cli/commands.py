@@ -107,7 +107,7 @@ class ModelChoice:
 
     Args:
         method: name of the method, if there are several.
-        seed: by default the first.
+        seed: seed of the run; by default the first.
         client: name of a client in the data: its model, with its memory and rows to adapt on. Clients without names
             have numbers, which count from 0. By default the model of a new client.
         cluster: number of a network of the server instead: of a cluster, component or branch.
@@ -159,7 +159,8 @@ def recommend(
     be best.
 
     Args:
-        rounds: of a site, the rounds that its tournament may take.
+        budget: how long inspection and tournament may take, e.g. 90s or 10m; by default 5m. Not for a site.
+        rounds: the rounds that the tournament of a site may take.
     """
     from fedtide.api.jobs import TournamentJob, columns, is_study
 
@@ -242,7 +243,7 @@ def forget(
         folder: the run folder, or the folder of a site.
         client: name of the client in the data; its number, from 0, if clients have no names. Of a site the name of a
             node.
-        out: the new folder; by default RUN_FOLDER-without-CLIENT. After a stop or a kill the same command goes on. Not
+        out: the new folder; by default FOLDER-without-CLIENT. After a stop or a kill the same command goes on. Not
             for a site.
     """
     if (folder / "site.toml").is_file():
@@ -753,7 +754,7 @@ MEANT = {("join", "--out"): ("--home",), ("deploy", "--home"): ("--out",)}
 RUNS_CODE: dict[str, str] = {
     **dict.fromkeys(("run", "tune", "show", "deploy"), "the experiment"),
     "check": "its argument",
-    **dict.fromkeys(("inspect", "recommend"), "a study, not in a file of data"),
+    **dict.fromkeys(("inspect", "recommend"), "a study; a file of data names none"),
     **dict.fromkeys(("resume", "forget", "export", "predict", "replay"), "config.toml of the run folder"),
     **dict.fromkeys(("rehearse", "serve"), "study.toml of the site"),
 }

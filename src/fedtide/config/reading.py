@@ -114,7 +114,7 @@ def _check_values(value: Any, key: str, dot: str = "", *, lines: bool = False) -
         lines: whether text may have several lines, see `MANY_LINES`.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise FedtideError(f"{key}: found a number that is too large, allowed: whole numbers of at most 18 digits")
+        raise FedtideError(f"{key}: found a number that is too large, allowed: whole numbers from -2^63 to 2^63 - 1")
     if isinstance(value, str):
         try:
             check_visible(value, lines=lines)
@@ -186,8 +186,8 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, 
 def _options_of(method: dict[str, Any], number: int, where: str, *, imports: bool) -> type[BaseModel] | None:
     """Return the model of a method's options; None if its algorithm is not to be imported."""
     if "algorithm" not in method:
-        name = method.get("name", number)
-        raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
+        name = f"method '{method['name']}'" if "name" in method else f"[[method]] number {number + 1}"
+        raise FedtideError(f"{where}: {name}: algorithm is missing; 'fedtide algorithms' lists them")
     algorithm = method["algorithm"]
     if not isinstance(algorithm, str):
         raise refused(f"{where}: method '{method.get('name', number)}'.algorithm", algorithm, ALGORITHM)
@@ -336,7 +336,7 @@ def _check(experiment: Experiment, where: str) -> None:
         if path in TAKEN:
             raise FedtideError(f"{where}: method '{name}': the run folder needs '{path}' itself; take another name")
         if folders.count(path) > 1:
-            raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
+            raise FedtideError(f"{where}: method '{name}': another one has its folder '{path}', too; take another name")
     names = [name for method in experiment.method for name in _all_names(method)]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise refused(

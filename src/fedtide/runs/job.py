@@ -59,7 +59,8 @@ class Request:
     Args:
         out: a new or empty folder for the results. By default runs/NAME, runs/NAME-tune or runs/NAME-recommend, by
             command.
-        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        scale: size, a [scale] table of the file: nano (seconds), cpu (minutes), paper (as published). By default cpu,
+            if there is one.
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
         workers: number of processes; by default one for each core, and for a single run one, unless fleet.kind is
@@ -86,7 +87,7 @@ class StudyRequest(Request):
     """A request about a study with seeds.
 
     Args:
-        seeds: seeds to play, e.g. 0,1,2 or 0-4. By default tune plays only the first seed of the study.
+        seeds: seeds to play, e.g. 0,1,2 or 0-4, in place of the study's. By default tune plays only the first of these.
     """
 
     seeds: str | None = None
@@ -124,7 +125,7 @@ class Asked:
             most likely token is taken each time.
         choices: for next tokens: instead choose among answers; columns of texts, divided by commas, or of lists of
             texts. The answer with the highest log-likelihood is chosen.
-        right: column of the number of the right answer, from 0, to print the accuracy.
+        right: column with the number (from 0) of the right answer; then the accuracy is printed.
     """
 
     embeddings: Annotated[bool, Parameter(negative="")] = False

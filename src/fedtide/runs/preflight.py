@@ -121,7 +121,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 unstacked_here[method.name] = why
         if len(unstacked_here) == len(point.method):
             first = point.method[0].name
-            because = f"it cannot train that, because {unstacked_here[first]}"
+            because = f"it cannot train this method, because {unstacked_here[first]}"
             raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", because)
         unstacked |= unstacked_here
         for method in point.method if point.data.seed is None else ():
@@ -202,8 +202,8 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
 def check_kept(experiment: Experiment, judged: Sequence[View]) -> None:
     """Raise if the best models are to be kept, and no view is of the validation rows that say which these are."""
     if experiment.keep is not None and not any(view.name == "val" for view in judged):
-        because = 'no evaluation is on validation rows: data.split.val, and "val" in eval_splits if it is there'
-        raise refused("keep.best", experiment.keep.best, "no table `keep`", because)
+        allowed = 'data.split.val above 0, with "val" in eval_splits if these are named; or no [keep]'
+        raise refused("keep.best", experiment.keep.best, allowed, "no evaluation is on validation rows")
 
 
 def _check_judging(experiment: Experiment, where: str) -> None:
@@ -211,7 +211,7 @@ def _check_judging(experiment: Experiment, where: str) -> None:
     for method in experiment.method:
         if method.init_from is None:
             because = f"method '{method.name}' has no init_from, which names the model that is judged"
-            raise refused(f"{where}: rounds", 0, "1 or more", because)
+            raise refused(f"{where}: rounds", 0, "1 or more, or init_from in each method", because)
     if experiment.dated:
         raise refused(f"{where}: rounds", 0, "1 or more on a calendar", "each round is a window of time")
     if experiment.privacy is not None:

@@ -177,7 +177,7 @@ def join(
             clients, repeat --data for each of them, in the order of their ids.
         policy: a file with rules of your own, such as values that are never revealed; by default that of the last
             start, which "none" forgets.
-        home: the node's folder, with its key and the memory of its clients; by default one of its name here.
+        home: the node's folder, with its key and the memory of its clients; by default a folder here with its name.
         base: your copy of the study's pretrained model: a folder, a GGUF file, or an installed package.
         watch: a file with the rows that a client has now, for a study that is watched; read in each window. It needs
             labels only where windows count them. Repeat it like --data.

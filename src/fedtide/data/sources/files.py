@@ -99,9 +99,9 @@ def opened(path: Path) -> IO[bytes]:
         allowed = f"files of data, or the study {path / 'config.toml'}"
         raise FedtideError(f"{path}: is a run folder, allowed: {allowed}")
     if path.is_dir():
-        tables = Counter(file.suffix for file in path.iterdir() if file.suffix in ENDINGS) or {".csv": 1}
-        allowed = f"files, such as {path}/*{max(tables, key=tables.__getitem__)}"
-        raise FedtideError(f"{path}: is a folder, allowed: {allowed}")
+        tables = Counter(file.suffix for file in path.iterdir() if file.suffix in ENDINGS)
+        example = f", such as {path}/*{max(tables, key=tables.__getitem__)}" if tables else "; the folder has none"
+        raise FedtideError(f"{path}: is a folder, allowed: files{example}")
     with open_file(path) as file:
         head = file.read(16)
     unpack = next((unpack for start, unpack in PACKED.items() if re.match(start, head)), None)
@@ -117,7 +117,7 @@ def check_unpacked(where: object, size: int, packed: int | None = None) -> None:
         packed: its own bytes; None looks at the file.
     """
     if size > max(UNPACKED, TIMES * (Path(str(where)).stat().st_size if packed is None else packed)):
-        allowed = f"at most {UNPACKED:,}, or {TIMES} times the size of the file, which no honest data need"
+        allowed = f"at most {UNPACKED:,} or {TIMES} times the size of the file; honest data need less"
         raise refused(f"{where}: unpacked bytes", size, allowed)
 
 

@@ -1,6 +1,6 @@
 """Play every recipe with kept results once more on today's code, and tell what changed.
 
-    python scripts/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--fleet stacked] [--minutes 60]
+    python pages/replay.py FOLDER [--recipes NAME,NAME] [--seeds 300-304] [--fleet stacked] [--minutes 60]
                              [--workers 2] [--keep] [--added]
 
 Each recipe is played with the options that pages/results has for it, the shortest first, in FOLDER/RECIPE. A run that
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedtide.runs.job import FleetKind
-from keep_results import DOCS, collect, write
+from keep_results import collect, write
+from recipes import RESULTS, rows_of
 
 DIVERGED = re.compile(
     r"(fedtide: )?method .*: no answer has counted for \d+ rounds: not finite \(\d+\)(, often.*)?|.* \.\.\. .*"
@@ -36,7 +37,7 @@ NOTABLE = 2.0
 def main() -> int:
     """Play, compare, write."""
     asked = read_arguments()
-    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DOCS.glob("*.json")}
+    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
     names = asked.recipes.split(",") if asked.recipes else sorted(kept, key=lambda name: kept[name]["minutes"])
     for name in names:
         if name not in kept:
@@ -59,7 +60,7 @@ def main() -> int:
         (asked.folder / "changes.md").write_text("\n".join(lines), encoding="utf-8")
         print(f"{name}: {len(changes)} changes")
         if asked.keep:
-            place = DOCS if asked.seeds is None else DOCS / ("added" if asked.added else "fresh")
+            place = RESULTS if asked.seeds is None else RESULTS / ("added" if asked.added else "fresh")
             place.mkdir(exist_ok=True)
             write(place / f"{name}.json", new if asked.seeds is None else brief(new))
     if failed:
@@ -148,8 +149,7 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> li
 
 def verdicts(result: dict[str, Any]) -> dict[str, str]:
     """Verdict of each claim, by its text and point."""
-    tables = [(point["point"], point["claims"]) for point in result["points"]] + [("", result["claims"])]
-    return {f"{where} {row[0]}".strip(): row[-1] for where, table in tables for row in table["rows"]}
+    return {f"{where} {text}".strip(): row[-1] for (where, text), row in rows_of(result).items()}
 
 
 def describe(result: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Keep what a finished run of a recipe found, for the documentation: `pages/results/RECIPE.json`.
 
-    python scripts/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
+    python pages/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
 
 MINUTES is how long the command took by the clock, on this machine with nothing else running; NOTE is one sentence for
 the page, for example where a claim needs an explanation. `docs/recipes.md` shows the tables.
@@ -20,8 +20,8 @@ from fedtide.report.claims import claims_table
 from fedtide.report.run_records import ExperimentRecord
 from fedtide.report.study import read_study
 from fedtide.report.summary import Judged
+from recipes import RESULTS
 
-DOCS = Path(__file__).parents[1] / "pages" / "results"
 MEASURES = ("worst_decile", "best", "down", "up", "seconds", "samples", "mean_over_rounds")
 DIGITS = 5
 WIDTH = 119
@@ -31,7 +31,7 @@ COMMIT = ("git", "rev-parse", "--short", "HEAD")
 
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     """Write the file."""
-    write(DOCS / f"{recipe}.json", collect(run_folder, recipe, float(minutes), note))
+    write(RESULTS / f"{recipe}.json", collect(run_folder, recipe, float(minutes), note))
 
 
 def write(path: Path, kept: dict[str, Any]) -> None:

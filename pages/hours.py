@@ -138,7 +138,7 @@ def without_files(part: Any) -> Any:
     if not is_dataclass(part):
         return part
     changed = {field.name: without_files(getattr(part, field.name)) for field in fields(part) if field.init}
-    return replace(part, **changed | ({"weights": None} if changed.get("weights") else {}))  # type: ignore[type-var]
+    return replace(part, **changed | ({"weights": None} if changed.get("weights") else {}))
 
 
 def solvers(method: Method) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that)."""
+"""The page of recipes: what each shows, how long it takes, and what it found (pages/keep_results.py keeps that)."""
 
 import json
 import math
@@ -7,8 +7,7 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from telling import claims_of, join_seeds, reasons, verdict_of
-
+from claims import claims_of, join_seeds, reasons, verdict_of
 from fedtide.config import Claim, has_choice
 from fedtide.draw.prose import counted
 
@@ -51,7 +50,7 @@ def command_and_cost(result: dict[str, Any]) -> list[str]:
 
 
 def recipe(path: Path) -> str:
-    """One recipe, with the results that scripts/keep_results.py has kept of it."""
+    """One recipe, with the results that pages/keep_results.py has kept of it."""
     content, result = read_recipe(path.stem), read_result(path.stem)
     scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
     parts = [f"## {path.stem}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}."]
