@@ -471,7 +471,7 @@ class Measure:
         if self.mean is None:
             return "unclear"
         away = abs(gap) if abs(gap) > self._rounding else 0.0
-        if self.margin is not None and away and away >= self.margin:
+        if len(self.values) > 2 and self.margin is not None and away and away >= self.margin:
             return "clear"
         few = len(self.values) < 3 or self.error is None or (away and away >= 2 * self.error)
         return "too few seeds" if few else "unclear"

@@ -77,10 +77,10 @@ def test_about_equal_by_hand(within, expected):
     assert verdict(theirs, ours, within=within) == expected
 
 
-def test_two_seeds_say_little_and_one_says_nothing():
-    """Differences 0.10 and 0.11: mean 0.105, error 0.005, times 12.706 = 0.0635. 0.10 and 0.14: 0.12 and 0.254."""
-    assert verdict([0.60, 0.81], [0.50, 0.70]) == "holds"
-    assert verdict([0.60, 0.84], [0.50, 0.70]) == "too few seeds"
+def test_fewer_than_three_seeds_are_too_few():
+    """Two may agree by chance. Differences 0.10, 0.11, 0.12: mean 0.11, error 0.0058, times 4.303 = 0.025."""
+    assert verdict([0.60, 0.81], [0.50, 0.70]) == "too few seeds"
+    assert verdict([0.60, 0.81, 0.72], [0.50, 0.70, 0.60]) == "holds"
     assert verdict([0.60, 0.60], [0.50, 0.70]) == "too few seeds"
     assert verdict([0.9]) == verdict([0.9], [0.1]) == "too few seeds"
 
@@ -108,7 +108,7 @@ def rates(seeds: int, step: float = 0.0, trials: int = 2000) -> tuple[float, flo
     return found.count("holds") / trials, found.count("does not hold") / trials
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("step", [0.0, 0.005])
 def test_of_methods_that_are_equal_at_most_one_in_twenty_is_called_clearly_better_or_worse(seeds, step):
     """2.5 % on either side; three standard deviations of 2,000 trials are 1 %."""
