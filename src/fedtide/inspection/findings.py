@@ -14,6 +14,7 @@ from fedtide.algorithms.entry import Trait
 from fedtide.core.atomic import check_new, making
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.shift import Calendar
+from fedtide.data.sources.cells import KEPT_APART
 from fedtide.fields.types import LONGEST, seconds_of
 from fedtide.inspection.answers import QUESTIONS, SIMULATED, Answers, answer
 from fedtide.inspection.table import Table
@@ -272,6 +273,7 @@ def study(answers: Answers, folder: Path) -> dict[str, Any] | None:
 def text_of(answers: Answers, values: dict[str, Any]) -> str:
     """Return the file of a study, which begins with the answers."""
     lines = [f"# {QUESTIONS[answer.question]} {answer.level}: {answer.said}" for answer in answers]
+    lines += [f"# {line}" for line in answers.table.said if line.endswith(KEPT_APART)]
     return "\n".join(["# Written by fedtide inspect. What it found:", *lines, tomli_w.dumps(values)])
 
 

@@ -149,7 +149,7 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
     people: Any = trained.host.population
     fitted_rows = people.trained_on.unique().long() if people.rows.time is None else None
-    x = source.encoded(path, directory, fitted_rows)
+    x = source.encoded(path, directory, fitted_rows, "; a run with data.source.missing = 'mean' fills features")
     return prepared(x, torch.float32, data.transforms)
 
 

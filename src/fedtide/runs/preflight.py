@@ -15,6 +15,7 @@ from fedtide.core.memory import SMALL
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
 from fedtide.data.population import Population
+from fedtide.data.sources.cells import KEPT_APART
 from fedtide.data.targets import TARGET_WORDS
 from fedtide.draw.prose import counted, listed
 from fedtide.evaluate.judge import NOT_JUDGED, View, views
@@ -181,6 +182,8 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> build.Built
     if population.rows.cut:
         rows, cut = population.rows, population.rows.cut
         tried.notes.append(f"{rows.name}: {cut:,} of {len(rows):,} rows are cut to {rows.shape[0]} tokens (context)")
+    notes = [f"{population.rows.name}: {line}" for line in population.rows.said if line.endswith(KEPT_APART)]
+    tried.notes.extend(notes)
     judged = views(population, named=experiment.eval_splits)
     if not judged:
         tried.notes.append(NOT_JUDGED)

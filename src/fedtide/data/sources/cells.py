@@ -268,6 +268,10 @@ def _cells_of(
     return Cells(columns, where, places, lines, replace(spelling, decimal=decimal))
 
 
+KEPT_APART = "differ by case or blanks only and are kept apart: correct them to join them"
+"""End of the line on labels that may be the same."""
+
+
 def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterator[str]:
     """Yield a line on what was guessed of how a table is written, and one on labels that may be the same.
 
@@ -292,8 +296,7 @@ def describe_spelling(cells: Cells, names: Sequence[str], label: str) -> Iterato
         yield f"label: blanks around {listed([*map(repr, padded[:3])])} are left out"
     for texts in alike.values():
         if len(texts) > 1:
-            advice = "differ by case or blanks only and are kept apart: correct them to join them"
-            yield f"label: {listed(texts)} {advice}"
+            yield f"label: {listed(texts)} {KEPT_APART}"
 
 
 def _describe_marks(columns: Mapping[str, "Column"]) -> Iterator[str]:

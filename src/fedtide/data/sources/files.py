@@ -93,8 +93,8 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
         raise FedtideError(f"{where}: damaged or not {what}{why}") from None
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
+def check_no_folder(path: Path) -> None:
+    """Raise if a folder, or that of a run, stands in the place of a file."""
     if (path / "config.toml").is_file():
         allowed = f"files of data, or the study {path / 'config.toml'}"
         raise FedtideError(f"{path}: is a run folder, allowed: {allowed}")
@@ -102,6 +102,11 @@ def opened(path: Path) -> IO[bytes]:
         tables = Counter(file.suffix for file in path.iterdir() if file.suffix in ENDINGS)
         example = f", such as {path}/*{max(tables, key=tables.__getitem__)}" if tables else "; the folder has none"
         raise FedtideError(f"{path}: is a folder, allowed: files{example}")
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
+    check_no_folder(path)
     with open_file(path) as file:
         head = file.read(16)
     unpack = next((unpack for start, unpack in PACKED.items() if re.match(start, head)), None)

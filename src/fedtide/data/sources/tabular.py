@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.data.rows import Rows, find_earliest, with_fit
 from fedtide.data.sources.arrays import center_and_spread, check_filled, from_arrays
 from fedtide.data.sources.cells import Cells, Clock, describe_span, describe_spelling, read_cells
 from fedtide.data.sources.dates import Form
-from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.files import Loading, check_no_folder, find
 from fedtide.data.sources.table_files import Encoding, Separator, Spelling, Units, read_names
 from fedtide.data.sources.written import Decimal
 from fedtide.fields.types import Different, Finite, Flag, Positive, allowing, ingredient
@@ -251,16 +251,16 @@ class CSV(Loading):
         name, cells = self._read(directory)
         return self.rows(name, cells, measured=measured)
 
-    def encoded(self, path: Path, directory: Path | None, rows: Tensor | None = None) -> Tensor:
+    def encoded(self, path: Path, directory: Path | None, rows: Tensor | None = None, hint: str = "") -> Tensor:
         """Return features (rows, width) of another file, encoded by some rows of the source; None for the known ones.
 
-        Those are all, or the earliest tenth if rows have a time.
+        Those are all, or the earliest tenth if rows have a time. `hint` ends the error of a missing feature.
         """
         names = self.feature_names(directory)
         learned = self.learned or self._learn(directory, rows)
         missing: Missing = "mean" if self.missing == "mean" else "error"
         cells = read_cells(path, names, self.spelling_in(directory))
-        return replace(self, missing=missing)._divide(path.name, cells, names, alone=True)[1].encode(learned)
+        return replace(self, missing=missing)._divide(path.name, cells, names, hint)[1].encode(learned)
 
     def write_out(self, directory: Path | None) -> "CSV":
         """Return the source with what it finds in its rows, so that it reads rows of others in the same way."""
@@ -283,7 +283,7 @@ class CSV(Loading):
 
     def feature_names(self, directory: Path | None) -> tuple[str, ...]:
         """Return the columns of the features, in order."""
-        headers = [read_names(find(path, directory), self.spelling) for path in self._paths]
+        headers = [read_names(path, self.spelling) for path in self._files(directory)]
         features = [self.features or tuple(name for name in header if name not in self.taken) for header in headers]
         if len(wide := {len(names) for names in features}) > 1:
             raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
@@ -311,11 +311,18 @@ class CSV(Loading):
     def _paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
+    def _files(self, directory: Path | None) -> list[Path]:
+        paths = [find(path, directory) for path in self._paths]
+        for path in paths:
+            with within("data.source.path"):
+                check_no_folder(path)
+        return paths
+
     def _read(self, directory: Path | None) -> tuple[str, Cells]:
         """Return a name of the table, and its columns: first those that are no features."""
         name = Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
         columns = [*dict.fromkeys([*self.taken, *self.feature_names(directory)])]
-        paths = [find(path, directory) for path in self._paths]
+        paths = self._files(directory)
         for path in paths:
             self._check_columns(path)
         return name, read_cells(paths, columns, self.spelling)
@@ -384,16 +391,17 @@ class CSV(Loading):
         return torch.from_numpy(time), unit
 
     def _divide(
-        self, name: str, cells: Cells, features: Sequence[str], *, alone: bool = False
+        self, name: str, cells: Cells, features: Sequence[str], alone: str | None = None
     ) -> tuple[Cells, Features]:
         """Return the rows in which nothing is missing that must not be, and their columns of features.
 
-        If another file has features `alone`, nothing else is needed, and its errors name no keys of the source.
+        If another file has features `alone`, nothing else is needed. Its errors name no keys of the source; `alone`
+        ends that of a missing feature.
 
         Raises:
             FedtideError: something is missing and that is an error, or a number is none.
         """
-        needed = [] if alone else [column for column in self.taken if column in cells.columns]
+        needed = [] if alone is not None else [column for column in self.taken if column in cells.columns]
         if not features:
             raise FedtideError(f"{name}: no feature columns besides {', '.join(needed)}")
         names = [*dict.fromkeys(needed if self.missing == "mean" else [*needed, *features])]
@@ -402,14 +410,14 @@ class CSV(Loading):
             missing = cells.columns[column].missing
             if self.missing == "error" and missing.any():
                 row = int(missing.argmax())
-                allowed = "a value" if alone else f"a value; {MISSING_HINT}"
+                allowed = f"a value; {MISSING_HINT}" if alone is None else f"a value{alone}"
                 raise refused(f"{cells.where(row)}: {column}", cells.columns[column].cell(row), allowed)
             whole &= ~missing
         if not whole.any():
             raise FedtideError(f"{name}: something is missing in every row of {', '.join(names)}")
         cells = cells.take(np.flatnonzero(whole))
         keys = "; data.source.features can leave the column out, data.source.categories = ['%s'] reads texts"
-        keys *= not alone
+        keys *= alone is None
         plain = [column for column in features if column not in self.categories]
         gaps = self.missing != "error"
         numbers = [cells.numbers(column, keys and keys % column, gaps=gaps) for column in plain]
