@@ -384,7 +384,7 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, small, name, kin
         source(str(path)).load(None, 0)
     said = str(error.value)
     assert said.startswith(f"{path}: unpacked bytes: found ")
-    assert said.endswith("allowed: at most 100,000, or 200 times the size of the file, which no honest data need")
+    assert said.endswith("allowed: at most 100,000 or 200 times the size of the file; honest data need less")
 
 
 def test_arrays_that_unpack_to_much_are_refused_before_they_are_read(tmp_path, small):
