@@ -49,6 +49,7 @@ from cyclopts import (
     Group,
     MissingArgumentError,
     Parameter,
+    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )  # fmt: skip
@@ -853,6 +854,8 @@ def _of_option(error: CycloptsError) -> str:
             return str(unknown(name, value, get_args(error.target_type)))
         if error.target_type is int:
             return str(refused(name, value, "a whole number"))
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return str(unknown("command", error.unused_tokens[0], [name for name in app if not name.startswith("-")]))
     if isinstance(error, UnknownOptionError):
         option, command = error.token.keyword or error.token.value, (error.command_chain or ("",))[-1]
         options = sorted(
