@@ -272,7 +272,8 @@ def setting(record: ExperimentRecord) -> str:
     """Describe the experiment."""
     experiment, shift = record.experiment, record.experiment.shift
     clients = getattr(experiment.data.partition, "clients", None)
-    text = "Real clients" if record.real else f"{clients or 'The'} clients of a simulation"
+    simulated = f"{clients} clients of a simulation" if clients else "Clients of a simulation"
+    text = "Real clients" if record.real else simulated
     if not (clients or record.real or record.private) and record.accuracies:  # the data alone say how many there are
         judged_clients = {*record.runs[0].clients(record.clustered)["client"].to_pylist()}
         text += f", of whom {len(judged_clients)} are judged"

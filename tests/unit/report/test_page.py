@@ -193,7 +193,7 @@ def test_a_partition_without_a_number_of_clients_has_the_number_of_judged_ones(t
     experiment = from_dict({"rounds": 1, "data": natural, "model": "lstm", "eval_clients": 5,
                             "shift": {"who": "always"}, "method": [A]})  # fmt: skip
     (record,) = read_experiment(studies.finished(tmp_path / "run", experiment))
-    assert re.match(r"The clients of a simulation, of whom \d+ are judged; 1 seed", setting(record))
+    assert re.match(r"Clients of a simulation, of whom \d+ are judged; 1 seed", setting(record))
 
 
 def test_a_report_says_who_lies(tmp_path):
