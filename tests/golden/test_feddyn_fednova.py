@@ -99,7 +99,7 @@ def test_lengths_are_those_of_the_paper(steps):
 
 
 def test_fednova_counts_steps_of_sgd_alone():
-    with pytest.raises(FedtideError, match=r"local.optimizer: found 'adam', allowed: 'sgd', as updates"):
+    with pytest.raises(FedtideError, match=r"local.optimizer: found 'adam', allowed: 'sgd', because updates"):
         fednova(TASK, LocalTrainer(optimizer="adam"))
 
 
