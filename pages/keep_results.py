@@ -2,8 +2,8 @@
 
     python pages/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
 
-MINUTES is how long the command took by the clock, on this machine with nothing else running; NOTE is one sentence for
-the page, for example where a claim needs an explanation. `docs/recipes.md` shows the tables.
+MINUTES is how long the command took by the clock, on this machine with nothing else running. NOTE is one sentence for
+the page, for example if a claim needs an explanation. `docs/recipes.md` shows the tables.
 """
 
 import json
@@ -34,9 +34,9 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     write(RESULTS / f"{recipe}.json", collect(run_folder, recipe, float(minutes), note))
 
 
-def write(path: Path, kept: dict[str, Any]) -> None:
+def write(path: Path, result: dict[str, Any]) -> None:
     """Write what is kept as JSON, in which a value stands on one line if that is short."""
-    path.write_text(as_json(kept) + "\n", encoding="utf-8")
+    path.write_text(as_json(result) + "\n", encoding="utf-8")
 
 
 def as_json(value: Any, indent: int = 0, key: str = "") -> str:
@@ -46,10 +46,10 @@ def as_json(value: Any, indent: int = 0, key: str = "") -> str:
         return " " * indent + line
     if isinstance(value, dict):
         begin, end = "{}"
-        inner = [as_json(each, indent + 1, f"{json.dumps(name, ensure_ascii=False)}: ") for name, each in value.items()]
+        inner = [as_json(child, indent + 1, f"{json.dumps(name, ensure_ascii=False)}: ") for name, child in value.items()]
     else:
         begin, end = "[]"
-        inner = [as_json(each, indent + 1) for each in value]
+        inner = [as_json(child, indent + 1) for child in value]
     return "\n".join([" " * indent + key + begin, ",\n".join(inner), " " * indent + end])
 
 
@@ -59,7 +59,7 @@ def collect(run_folder: str, recipe: str, minutes: float, note: str) -> dict[str
         raise SystemExit(f"{run_folder}: no run folder (there is no environment.json)")
     environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
     study = read_study(Path(run_folder))
-    kept = {
+    result = {
         "recipe": recipe,
         "options": options(environment["command"]),
         "minutes": round(minutes, 1),
@@ -92,7 +92,7 @@ def collect(run_folder: str, recipe: str, minutes: float, note: str) -> dict[str
         "chosen": {method: summary.point for method, summary in study.chosen.items()},
         "claims": claims(study.claims),
     }  # fmt: skip
-    out: dict[str, Any] = plain(kept)
+    out: dict[str, Any] = plain(result)
     return out
 
 
@@ -112,14 +112,14 @@ def curves(record: ExperimentRecord) -> dict[str, Any]:
 
 
 def options(command: list[str]) -> list[str]:
-    """What a reader has to add to `fedtide run recipe:NAME`: not where the run folder went, nor what was shown."""
-    said, rest = [], iter(command[3:])
+    """Return the options that `fedtide run recipe:NAME` needs: neither those of the run folder nor of the display."""
+    needed, rest = [], iter(command[3:])
     for word in rest:
         if word == "--out":
             next(rest)
         elif word != "--quiet":
-            said.append(word)
-    return said
+            needed.append(word)
+    return needed
 
 
 if __name__ == "__main__":

@@ -37,11 +37,11 @@ NOTABLE = 2.0
 def main() -> int:
     """Play, compare, write."""
     asked = read_arguments()
-    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
-    names = asked.recipes.split(",") if asked.recipes else sorted(kept, key=lambda name: kept[name]["minutes"])
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
+    names = asked.recipes.split(",") if asked.recipes else sorted(results, key=lambda name: results[name]["minutes"])
     for name in names:
-        if name not in kept:
-            print(f"{name}: no kept results; allowed: {', '.join(sorted(kept))}", file=sys.stderr)
+        if name not in results:
+            print(f"{name}: no kept results; allowed: {', '.join(sorted(results))}", file=sys.stderr)
             return 2
     asked.folder.mkdir(parents=True, exist_ok=True)
     began, failed, lines = time.monotonic(), [], []
@@ -49,13 +49,13 @@ def main() -> int:
         if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
             print(f"{name}: left for another time")
             continue
-        taken, status = play(name, kept[name], asked)
+        taken, status = play(name, results[name], asked)
         if status:
             failed.append(name)
             continue
-        new = collect(str(asked.folder / name), name, taken, kept[name]["note"])
-        changes = compare(kept[name], new, same_seeds=asked.seeds is None)
-        lines.append(f"## {name}\n\n{describe(kept[name])}, then {describe(new)}.\n")
+        new = collect(str(asked.folder / name), name, taken, results[name]["note"])
+        changes = compare(results[name], new, same_seeds=asked.seeds is None)
+        lines.append(f"## {name}\n\n{describe(results[name])}, then {describe(new)}.\n")
         lines += [*(f"- {change}" for change in changes or ["nothing of note changed"]), ""]
         (asked.folder / "changes.md").write_text("\n".join(lines), encoding="utf-8")
         print(f"{name}: {len(changes)} changes")
@@ -82,7 +82,7 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[float, int]:
+def play(name: str, result: dict[str, Any], asked: argparse.Namespace) -> tuple[float, int]:
     """Play a recipe, or go on with it: minutes in all, and the exit status of the command."""
     root, clock = asked.folder / name, asked.folder / f"{name}.minutes"
     program = [sys.executable, "-m", "fedtide"]
@@ -90,7 +90,7 @@ def play(name: str, kept: dict[str, Any], asked: argparse.Namespace) -> tuple[fl
     if (root / "config.toml").is_file():
         command = [*program, "resume", str(root), *shared]
     else:
-        options = without(kept["options"], "--workers")
+        options = without(result["options"], "--workers")
         if asked.seeds is not None:
             options = [*without(options, "--seeds"), "--seeds", asked.seeds]
         if asked.fleet is not None:
@@ -117,7 +117,7 @@ def without(options: list[str], name: str) -> list[str]:
 
 
 def brief(result: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of other seeds: no curves, and no tables but those of claims."""
+    """Return a result of other seeds without curves, and with no tables but those of claims."""
     parts = ("point", "accuracy", "error", "claims")
     return {**result, "points": [{key: point[key] for key in parts} for point in result["points"]]}
 
@@ -132,16 +132,16 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> li
             out.append(f"{claim}: {was}, now {now}")
     points = {point["point"]: point for point in old["points"]}
     for point in new["points"] if same_seeds else ():
-        if (known := points.get(point["point"])) is None:
+        if (earlier_point := points.get(point["point"])) is None:
             out.append(f"{point['point']}: a new point")
             continue
         for name, mean in point["accuracy"].items():
-            earlier, error = known["accuracy"].get(name), max(known["error"].get(name) or 0, point["error"][name] or 0)
-            if name not in known["accuracy"]:
+            earlier, error = earlier_point["accuracy"].get(name), max(earlier_point["error"].get(name) or 0, point["error"][name] or 0)
+            if name not in earlier_point["accuracy"]:
                 out.append(f"{point['point']} {name}: a new method".strip())
             elif earlier is None or mean is None:
-                said = "it stops now" if mean is None else "it stops no more"
-                out += [f"{point['point']} {name}: {said}".strip()] if earlier != mean else []
+                change = "it stops now" if mean is None else "it stops no more"
+                out += [f"{point['point']} {name}: {change}".strip()] if earlier != mean else []
             elif abs(mean - earlier) > NOTABLE * error and abs(mean - earlier) > 1e-4:
                 out.append(f"{point['point']} {name}: {100 * earlier:.2f}, now {100 * mean:.2f}".strip())
     return out
