@@ -46,7 +46,7 @@ def as_json(value: Any, indent: int = 0, key: str = "") -> str:
         return " " * indent + line
     if isinstance(value, dict):
         begin, end = "{}"
-        inner = [as_json(child, indent + 1, f"{json.dumps(name, ensure_ascii=False)}: ") for name, child in value.items()]
+        inner = [as_json(child, indent + 1, f"{json.dumps(k, ensure_ascii=False)}: ") for k, child in value.items()]
     else:
         begin, end = "[]"
         inner = [as_json(child, indent + 1) for child in value]
