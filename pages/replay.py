@@ -132,12 +132,15 @@ def compare(old: dict[str, Any], new: dict[str, Any], *, same_seeds: bool) -> li
             out.append(f"{claim}: {was}, now {now}")
     points = {point["point"]: point for point in old["points"]}
     for point in new["points"] if same_seeds else ():
-        if (before := points.get(point["point"])) is None:
+        if (old_point := points.get(point["point"])) is None:
             out.append(f"{point['point']}: a new point")
             continue
         for name, mean in point["accuracy"].items():
-            earlier, error = before["accuracy"].get(name), max(before["error"].get(name) or 0, point["error"][name] or 0)
-            if name not in before["accuracy"]:
+            earlier, error = (
+                old_point["accuracy"].get(name),
+                max(old_point["error"].get(name) or 0, point["error"][name] or 0),
+            )
+            if name not in old_point["accuracy"]:
                 out.append(f"{point['point']} {name}: a new method".strip())
             elif earlier is None or mean is None:
                 change = "it stops now" if mean is None else "it stops no more"
