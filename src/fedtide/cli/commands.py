@@ -774,7 +774,8 @@ def describe(name: str, command: Callable[..., int]) -> None:
         texts = {name: text.partition(" In Python")[0] for name, text in theirs.args.items()} | texts
         prose = theirs.prose.partition("\n\n")[0] + prose.partition("`.")[2]  # behind "Command of `fedtide.run`."
     lines = [f"    {name}: {texts[name]}" for name in signature(command).parameters if name in texts]
-    prose = "\n\n".join(" ".join(paragraph.split()) for paragraph in prose.split("\n\n"))  # else help breaks as it does
+    # Without that, help would break lines where the source does.
+    prose = "\n\n".join(" ".join(paragraph.split()) for paragraph in prose.split("\n\n"))
     code = f"Runs code (module:function) that is named in {RUNS_CODE[name]}." if name in RUNS_CODE else ""
     command.__doc__ = "\n".join([*filter(None, [prose, code and f"\n{code}"]), "", "Args:", *lines])
     for parameter in signature(command).parameters.values():

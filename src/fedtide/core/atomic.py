@@ -31,7 +31,7 @@ def check_free(out: Path, mark: bytes = b"", marked: Path | None = None, hint: s
     Args:
         mark: bytes at the beginning of files that may be replaced, because we made them; b"" for none.
         marked: the file that has the mark in place of `out`, beside which it is written; None for `out` itself.
-        hint: where a person names another file, for the error.
+        hint: end of the error: the option that names another file.
     """
     file = marked or out
     if out.is_dir():

@@ -29,7 +29,7 @@ MISSING = {
     "last_label": "not computed, because rows have no time",
     "tree": 'not computed, because it needs scikit-learn; pip install "fedtide[trees]"',
 }
-"""Notes on references without a score, where methods have one."""
+"""Reasons why a reference has no score, if a method has one."""
 
 
 class Reference(NamedTuple):

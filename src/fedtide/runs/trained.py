@@ -117,7 +117,7 @@ class Models:
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of a row; None of sequences, whose length may differ, and of real clients, whose rows are elsewhere."""
-        return None if self.real or self.host.population.rows.steps else tuple(self.rows(1).shape[1:])
+        return None if self.real or self.host.population.rows.steps else tuple(self.trial_rows(1).shape[1:])
 
     def _predict(self, received: Payload, memory: Memory, x: Tensor) -> Prediction:
         """Predict rows with a message and a memory."""

@@ -14,7 +14,8 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar
 from xml.parsers import expat
@@ -177,8 +178,10 @@ def find(path: str, directory: Path | None, key: str = "data.source", *, hint: s
 
 
 def _nearest_file(path: Path) -> str:
-    """Return the file or folder beside a path whose name is most like its own; "" if there is none."""
-    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    """Return the file or folder beside a path whose name is most like its own, of the first thousand; "" if none is."""
+    names: list[str] = []
+    with suppress(OSError):  # there is no such folder, or nobody may look into it
+        names = [other.name for other in islice(path.parent.iterdir(), 1000)]
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
     return str(path.parent / close[0]) if close else ""
 
